@@ -10,7 +10,7 @@ from jtrain.cli.output import print_text as print
 from jtrain.config.schema import format_value
 
 if TYPE_CHECKING:
-    from jtrain.inspect.debug.replay import RunDifference
+    from jtrain.inspect.debug.compare import RunDifference
 
 SHOWN = 12  # lines of one kind
 
@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
 
     jax.config.update("jax_platforms", "cpu")  # leave the accelerator to a run that may be training
 
-    from jtrain.inspect.debug.replay import compare_runs
+    from jtrain.inspect.debug.compare import compare_runs
 
     found = compare_runs(one, other)
     if args.json:

@@ -50,17 +50,14 @@ def _explain(
 ) -> int:
     from jtrain.inspect.explain.explain import explain
     from jtrain.inspect.explain.modules import select_modules
-    from jtrain.inspect.explain.text import format_explanation, format_shardings, render_page
+    from jtrain.inspect.explain.text import format_explanation, render_page
 
-    texts_only = args.jaxpr or args.sharding
-    compiles = args.hlo or not (args.no_compile or texts_only or args.module)
+    compiles = args.hlo or not (args.no_compile or args.jaxpr or args.module)
     found, jaxpr, hlo = explain(program, compiles=compiles, start=start, topology=topology)
     if args.jaxpr:
         print(jaxpr)
     elif args.hlo:
         print(hlo)
-    elif args.sharding and not args.json:
-        print(format_shardings(found))
     else:
         selected = select_modules(found.modules, args.module) if args.module else found.modules
         if args.json:
@@ -113,7 +110,7 @@ def _why_recompile(args: argparse.Namespace, resolved: "ResolvedConfig") -> int:
 
 def _check_options(args: argparse.Namespace) -> None:
     """Raise if two options ask for different texts."""
-    texts = [name for name in ("jaxpr", "hlo", "sharding") if getattr(args, name)]
+    texts = [name for name in ("jaxpr", "hlo") if getattr(args, name)]
     chosen = [f"--{name}" for name in texts]
     chosen += ["--why-recompile"] if args.why_recompile is not None else []
     if len(chosen) > 1:
@@ -143,8 +140,6 @@ def _arguments() -> Arguments:
     parser.add_argument("--module", metavar="NAME", default="", help=words)
     parser.add_argument("--all", action="store_true", help="print small entries and long tables")
     parser.add_argument("--html", metavar="FILE", default="", help="write a page")
-    words = "print the sharding of every leaf and of the activations"
-    parser.add_argument("--sharding", action="store_true", help=words)
     words = "print the traced programs of the loss and its gradient"
     parser.add_argument("--jaxpr", action="store_true", help=words)
     parser.add_argument("--hlo", action="store_true", help="print the compiled program of the step")

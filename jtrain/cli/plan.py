@@ -86,9 +86,8 @@ def _search(path: str, config: "RunConfig", topology: Topology, args: Any) -> in
         print_error("stopped before the first program was compiled; the same command starts again")
     if args.write and best is not None:
         text = dump(to_plain(best.candidate.apply(config)))
-        note = (
-            f"# {path} on {topology.name}, by jtrain plan --search: {best.candidate.describe()}\n"
-        )
+        words = " ".join(best.candidate.describe())
+        note = f"# {path} on {topology.name}, by jtrain plan --search: {words}\n"
         Path(args.write).write_text(note + text, encoding="utf-8")
         print_error(f"{args.write}: the fastest that fits")
     if result.stopped:

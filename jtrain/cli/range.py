@@ -15,9 +15,15 @@ def main(argv: Sequence[str]) -> int:
     parser = _arguments()
     args = parser.parse(argv)
     path, words = parser.config_and_words(args.words)
-    from jtrain.inspect.range_test import STEPS, Rates, format_result, render_page, run_range_test
+    from jtrain.inspect.range_test import (
+        STEPS,
+        format_result,
+        parse_rates,
+        render_page,
+        run_range_test,
+    )
 
-    rates = Rates.parse(args.rates) if args.rates else Rates()
+    rates = parse_rates(args.rates)
     resolved = resolve_config(path, words)
     steps = STEPS if args.steps is None else args.steps
     found = run_range_test(resolved.config, rates, steps)
@@ -43,7 +49,7 @@ def _arguments() -> Arguments:
     )
     parser.add_config()
     words = "the lowest and the highest rate (1e-6:1)"
-    parser.add_argument("--rates", metavar="LOW:HIGH", default="", help=words)
+    parser.add_argument("--rates", metavar="LOW:HIGH", default="1e-6:1", help=words)
     parser.add_argument("--steps", metavar="N", type=int, help="steps of the test (100)")
     parser.add_argument("--html", metavar="FILE", default="", help="write a page with the plot")
     parser.add_json()

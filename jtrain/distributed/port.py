@@ -6,8 +6,6 @@ import socket
 import sys
 from collections.abc import Iterator
 
-import psutil
-
 from jtrain.distributed.cluster.cluster import LOOPBACK
 from jtrain.errors import ConfigError
 
@@ -80,6 +78,8 @@ def find_port_holder(port: int) -> tuple[str, str]:
 
     Both are empty if it is unknown; the second is if another user started it.
     """
+    import psutil  # here: `jtrain doctor` runs where no package can be imported
+
     with contextlib.suppress(psutil.Error):
         for each in psutil.net_connections("tcp"):
             if each.status == psutil.CONN_LISTEN and getattr(each.laddr, "port", 0) == port:

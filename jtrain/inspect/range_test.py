@@ -8,10 +8,9 @@ the one at which the loss begins to fall and the one at which it stops falling.
 import dataclasses
 import math
 import os
-import re
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -40,34 +39,28 @@ DIVERGED = 4.0  # times the lowest smoothed loss
 BEGINS, FALLS = 0.1, 0.02  # shares: of the fall, where it begins; of the loss, for a fall at all
 
 
-@dataclasses.dataclass(frozen=True)
-class Rates:
-    """The learning rates of a test, from `low` to `high`."""
+Rates: TypeAlias = tuple[float, float]  # the lowest and the highest learning rate of a test
 
-    low: float = LOW
-    high: float = HIGH
 
-    @classmethod
-    def parse(cls, text: str) -> "Rates":
-        """Read `1e-6:1`.
+def parse_rates(text: str) -> Rates:
+    """Read `1e-6:1`.
 
-        Raises:
-            ConfigError: if it is no range of rates.
-        """
-        found = re.fullmatch(r"([^:]+):([^:]+)", text)
-        try:
-            low, high = (float(part) for part in found.groups()) if found else (0.0, 0.0)
-        except ValueError:
-            low = high = 0.0
-        if not (0 < low < math.inf and 0 < high < math.inf):
-            raise ConfigError(
-                f"--rates {text} is no range of learning rates; write --rates {LOW:g}:{HIGH:g}"
-            )
-        if low >= high:
-            raise ConfigError(
-                f"--rates {text} does not grow; write --rates {high:g}:{max(low, 10 * high):g}"
-            )
-        return cls(low, high)
+    Raises:
+        ConfigError: if it is no range of rates.
+    """
+    try:
+        low, high = map(float, text.split(":"))
+    except ValueError:
+        low = high = math.nan
+    if not (0 < low < math.inf and 0 < high < math.inf):
+        raise ConfigError(
+            f"--rates {text} is no range of learning rates; write --rates {LOW:g}:{HIGH:g}"
+        )
+    if low >= high:
+        raise ConfigError(
+            f"--rates {text} does not grow; write --rates {high:g}:{max(low, 10 * high):g}"
+        )
+    return low, high
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +91,9 @@ class RangeResult:
         }
 
 
-def run_range_test(config: RunConfig, rates: Rates = Rates(), steps: int = STEPS) -> RangeResult:
+def run_range_test(
+    config: RunConfig, rates: Rates = (LOW, HIGH), steps: int = STEPS
+) -> RangeResult:
     """Train a config for some steps with a growing rate, under its layout; nothing stays.
 
     Every process of the run calls this.
@@ -220,12 +215,12 @@ class _Losses(Hook):
 
 def _with_growing_rate(config: RunConfig, rates: Rates, steps: int) -> RunConfig:
     """Return the config with a rate that grows by a constant factor a step, and nothing beside."""
-    schedule = Exponential(first=rates.low / rates.high, final=1.0)
+    schedule = Exponential(first=rates[0] / rates[1], final=1.0)
     return dataclasses.replace(
         config,
         steps=steps,
         steps_per_call=1,
-        optimizer=dataclasses.replace(config.optimizer, lr=rates.high, schedule=schedule),
+        optimizer=dataclasses.replace(config.optimizer, lr=rates[1], schedule=schedule),
         evaluate=EvaluateConfig(
             batch=config.evaluate.batch, rows_interact=config.evaluate.rows_interact
         ),

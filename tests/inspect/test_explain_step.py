@@ -67,13 +67,7 @@ def test_modules_add_up_to_the_step(plain):
     for node in plain.modules.walk():
         parts = [child.total for child in node.children.values()]
         assert not parts or node.total == pytest.approx(sum(parts))
-    assert plain.modules.parameters == select_total(plain)
     assert plain.modules.saved == plain.saved
-
-
-def select_total(found: Explanation) -> int:
-    leaves = [x for x in found.sharding.leaves if x.leaf.startswith("params/")]
-    return sum(leaf.full_bytes // 4 for leaf in leaves) if leaves else found.modules.parameters
 
 
 @pytest.mark.thorough
@@ -157,8 +151,6 @@ def test_collectives_and_fusions_are_those_of_the_program():
     assert any(c.module.startswith("blocks/*") for c in compiled.collectives)
     assert sum(f.fusions for f in compiled.fusions) == len(re.findall(r" fusion\(", hlo))
     assert any(f.module.startswith("optimizer") for f in compiled.fusions)
-    assert found.activations
-    assert any("fsdp" in axes for each in found.activations for axes in each.split)
 
 
 @pytest.mark.thorough

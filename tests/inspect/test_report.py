@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from jtrain.cli import main
+from jtrain.cli.report import find_runs
 from jtrain.errors import ConfigError
 from jtrain.inspect.report import read_run, render_page
-from jtrain.inspect.report.read_run import find_runs
 from jtrain.inspect.report.series import metric_charts, newest_matrices, summarize_run, thin
 from jtrain.io.png import encode_png
 
@@ -67,7 +67,7 @@ def test_missing_and_truncated_files_are_reported(tmp_path: Path):
 def test_training_and_validation_of_a_metric_share_a_chart_and_loss_comes_first(tmp_path: Path):
     rows = [{"step": 1, "accuracy": 0.5, "loss": 2.0}, {"step": 2, "valid/loss": "NaN"}]
     rows += [{"step": 3, "valid/loss": 1.0}]
-    found = metric_charts([read_run(write_run(tmp_path / "a", rows))], ["a"])
+    found = metric_charts([read_run(write_run(tmp_path / "a", rows))])
     assert list(found) == ["loss", "accuracy"]
     assert found["loss"] == {"loss": {1: 2.0}, "valid/loss": {3: 1.0}}
 
@@ -157,7 +157,7 @@ def test_curves_have_every_step_if_steps_are_recorded(tmp_path: Path):
         {"step": 7, "loss": [2.5] * 5, "grad_norm": [1.5] * 5, "batch": [1] * 5},
     ]
     text = "".join(json.dumps(row) + "\n" for row in steps)
-    found = metric_charts([read_run(write_run(tmp_path / "a", ROWS, steps_jsonl=text))], ["a"])
+    found = metric_charts([read_run(write_run(tmp_path / "a", ROWS, steps_jsonl=text))])
     assert found["loss"]["loss"] == {1: 3.0, **{i: 2.5 for i in range(3, 8)}}
     assert len(found["grad_norm"]["grad_norm"]) == 7
     assert "batch" not in found

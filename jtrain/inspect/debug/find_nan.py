@@ -8,14 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrain.checkpoint import CheckpointManager
 from jtrain.config.top import RUNS
 from jtrain.core.pytree import name, named_leaves
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch
 from jtrain.inspect.debug.nonfinite import NonfiniteOrigin, NonfiniteTrace
+from jtrain.inspect.debug.replay import restore_before, take_calls
 from jtrain.inspect.debug.single_device import (
     make_gradient,
+    move_state,
     read_full_batch,
     set_up_single_device,
     term_weights,
@@ -104,15 +105,13 @@ def find_nan(config: RunConfig, *, log: Callable[[str], None]) -> NonfiniteRepor
     advice += f"\nto debug a new one: name={config.name}-2"
     config = apply_decisions(match_config(run_dir, config, advice).config, run_dir)
     program = Program(resolve_with_step_time(config, run_dir.pace))
-    state = _before(program, run_dir, log)
-    first_nonfinite = _first_nonfinite(program, state, log)
+    first_nonfinite = _first_nonfinite(program, *_before(program, run_dir, log), log)
     if first_nonfinite is None:
         return None
     step, state = first_nonfinite
     log(f"step {step} is not finite; running it again, one operation at a time")
     single = set_up_single_device(config)
-    shardings = jax.tree.map(lambda x: x.sharding, single.resolved.abstract_state)
-    return explain_nonfinite_step(single, jax.device_put(jax.device_get(state), shardings), step)
+    return explain_nonfinite_step(single, move_state(state, single), step)
 
 
 def explain_nonfinite_step(program: Program, state: TrainState, step: int) -> NonfiniteReport:
@@ -152,36 +151,34 @@ def explain_nonfinite_step(program: Program, state: TrainState, step: int) -> No
     )
 
 
-def _before(program: Program, run_dir: RunDir, log: Callable[[str], None]) -> TrainState:
-    """Return the newest state of the run before its last known skipped step."""
-    known = max((row.get("skipped", 0) for row in read_metrics(run_dir.metrics)), default=0)
-    with CheckpointManager(run_dir.checkpoints, owner=run_dir.owner()) as checkpoints:
-        for step in sorted(checkpoints.steps(), reverse=True):
-            state = checkpoints.restore(step, program.resolved.abstract_state)
-            known = max(known, int(state.skipped))
-            if known == 0 or int(state.skipped) < known:
-                log(f"from checkpoint {step} of {run_dir.path}")
-                return state
-    log("from the first step")
-    return program.initial_state()
+def _before(
+    program: Program, run_dir: RunDir, log: Callable[[str], None]
+) -> tuple[int, TrainState]:
+    """Return the newest saved step before the last known skipped one, and its state."""
+    counts = [row.get("skipped", 0) for row in read_metrics(run_dir.metrics)]
+
+    def none_skipped_after(state: TrainState) -> bool:
+        counts.append(int(state.skipped))
+        return not max(counts) or counts[-1] < max(counts)
+
+    steps, batches = program.resolved.config.steps, program.batches()
+    return restore_before(program, batches, run_dir, steps, log, none_skipped_after)
 
 
 def _first_nonfinite(
-    program: Program, state: TrainState, log: Callable[[str], None]
+    program: Program, start: int, state: TrainState, log: Callable[[str], None]
 ) -> tuple[int, TrainState] | None:
     """Return the first nonfinite step and the state before it; None if all steps are finite."""
-    step, skipped = program.compile_step(), int(state.skipped)
-    least = getattr(state.scale, "minimum", 0.0)
-    begin = int(state.step)
-    for number in range(begin + 1, program.resolved.config.steps + 1):
-        scale = float(getattr(state.scale, "factor", 0.0))
-        state, _ = step(state, program.place(program.batches().stacked[number - 1]))
+    config, least = program.resolved.config, getattr(state.scale, "minimum", 0.0)
+    skipped, scale = int(state.skipped), float(getattr(state.scale, "factor", 0.0))
+    for call in take_calls(program, program.batches(), state, start, config.steps):
+        state = call.state
         if int(state.skipped) > skipped and scale <= least:
-            return number, state  # a skipped step changes only the count
-        skipped = int(state.skipped)
-        if number % program.resolved.config.log.every == 0:
-            log(f"step {number}/{program.resolved.config.steps} is finite")
-    log(f"every step from {begin + 1} to {program.resolved.config.steps} is finite")
+            return call.end, state  # a skipped step changes only the count
+        skipped, scale = int(state.skipped), float(getattr(state.scale, "factor", 0.0))
+        if call.end % config.log.every == 0:
+            log(f"step {call.end}/{config.steps} is finite")
+    log(f"every step from {start + 1} to {config.steps} is finite")
     return None
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,13 +11,6 @@ import numpy as np
 
 from jtrain.core.interpret import PROGRAMS, Equation, Interpreter, bind
 from jtrain.inspect.debug.source import SourceLine, find_source
-
-
-class TracedValue(NamedTuple):
-    """An array with a number, unique in the execution and increasing in its order."""
-
-    array: Any
-    number: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,10 +24,9 @@ class NonfiniteOrigin:
     """`log(0.0) = -inf`, or ``row 3 of `x` is nan``."""
     place: tuple[int, ...]
     """Index of the first nonfinite element."""
-    count: int
-    """Number of nonfinite elements."""
-    shape: tuple[int, ...]
     dtype: str
+    detail: str
+    """Place and extent of the nonfinite elements."""
     equation: Equation | None = None
     turn: tuple[int, ...] = ()
     """Turn of each loop around the operation, from 0."""
@@ -56,23 +47,15 @@ class NonfiniteOrigin:
         """Source lines of the operation."""
         return find_source(self.equation, self.calls) if self.equation is not None else []
 
-    @property
-    def detail(self) -> str:
-        """Place and extent of the nonfinite elements."""
-        extent = f"{self.count} of {math.prod(self.shape)}"
-        if self.equation is None:
-            return f"{extent} of its numbers are not finite"
-        turn = "".join(f", turn {number} of a loop" for number in self.turn)
-        where = f"at {list(self.place)} of {self.dtype}{list(self.shape)}, {extent}"
-        return f"{where}{turn}" if self.shape else turn.strip(", ")
 
+class TracedValue(NamedTuple):
+    """An array with the origins of its nonfinite elements."""
 
-class _Broken(NamedTuple):
-    """The record of a nonfinite value."""
-
-    nan: bool
-    parents: Sequence[int]  # numbers of the nonfinite values that it was computed from
-    origin: NonfiniteOrigin | None
+    array: Any
+    number: int  # unique in the execution, and increasing in its order
+    nan: bool = False
+    origins: tuple[NonfiniteOrigin, ...] = ()
+    """Earliest first: an infinity that became a NaN has that of the infinity, and its own."""
 
 
 class NonfiniteTrace(Interpreter[TracedValue]):
@@ -86,12 +69,8 @@ class NonfiniteTrace(Interpreter[TracedValue]):
     def __init__(self, program: Any, inputs: Sequence[Any]):
         self._numbers = itertools.count()
         self._turn: tuple[int, ...] = ()
-        self._broken: dict[int, _Broken] = {}
-        self._inputs = inputs
-        for number, array in enumerate(inputs):
-            if (values := _nonfinite_values(array)) is not None:
-                self._broken[number] = _Broken(bool(np.isnan(values).any()), (), None)
-        self.outputs = self.run(program, [self._number(x) for x in inputs])
+        given = [self._input(index, array) for index, array in enumerate(inputs)]
+        self.outputs = self.run(program, given)
 
     def constant(self, value: Any, aval: Any) -> TracedValue:
         """Number a constant."""
@@ -142,59 +121,61 @@ class NonfiniteTrace(Interpreter[TracedValue]):
             stacked += self._made(equation, stack, [array])
         return [*carry, *stacked]
 
+    def broken(self, value: TracedValue) -> bool:
+        """Return whether an output of the program is not finite."""
+        return bool(value.origins) or _nonfinite_values(value.array) is not None
+
+    def origins(self, value: TracedValue) -> list[NonfiniteOrigin]:
+        """Return the origins of an output that is not finite, earliest first."""
+        return list(value.origins)
+
     def _number(self, array: Any) -> TracedValue:
         return TracedValue(array, next(self._numbers))
 
-    def broken(self, value: TracedValue) -> bool:
-        """Return whether an output of the program is not finite."""
-        return value.number in self._broken or _nonfinite_values(value.array) is not None
-
-    def origins(self, value: TracedValue) -> list[NonfiniteOrigin]:
-        """Return the origins of a nonfinite value, earliest first.
-
-        An infinity that became a NaN has two origins: that of the infinity, and that of the NaN.
-        """
-        found: list[NonfiniteOrigin] = []
-        number, nan = value.number, self._nan(value.number)
-        while number in self._broken:
-            broken = self._broken[number]
-            causes = [n for n in broken.parents if self._nan(n) or not nan]
-            if not causes and broken.origin is not None:
-                found.append(broken.origin)
-                causes, nan = list(broken.parents), False  # continue with the infinity
-            if not causes:
-                if number < len(self._inputs):
-                    values = np.asarray(self._inputs[number])
-                    extent = _extent(values)
-                    what = f"is {float(values[extent['place']]):g}"
-                    found.append(NonfiniteOrigin(what, **extent, index=number))
-                break
-            number = min(causes)
-        return found[::-1]
-
-    def _nan(self, number: int) -> bool:
-        return number in self._broken and self._broken[number].nan
+    def _input(self, index: int, array: Any) -> TracedValue:
+        values, made = _nonfinite_values(array), self._number(array)
+        if values is None:
+            return made
+        place, extent = _extent(values)
+        what, detail = f"is {float(values[place]):g}", f"{extent} of its numbers are not finite"
+        origin = NonfiniteOrigin(what, place, str(values.dtype), detail, index=index)
+        return made._replace(nan=bool(np.isnan(values).any()), origins=(origin,))
 
     def _made(
         self, equation: Equation, inputs: Sequence[TracedValue], arrays: Sequence[Any]
     ) -> list[TracedValue]:
-        """Number the outputs of an operation, and record those that are not finite."""
+        """Number the outputs of an operation, with the origins of those that are not finite."""
         outputs = [self._number(array) for array in arrays]
-        for output in outputs:
+        for i, output in enumerate(outputs):
             values = _nonfinite_values(output.array)
             if values is None:
                 continue
-            sources = _source_inputs(equation, inputs, values)
-            parents = [value.number for value in sources if value.number in self._broken]
+            parents = [x for x in _source_inputs(equation, inputs, values) if x.origins]
             nan = bool(np.isnan(values).any())
-            origin = None
-            if not any(self._nan(n) or not nan for n in parents):  # made here
-                extent = _extent(values)
-                what = _describe_operation(equation, inputs, values, extent["place"])
-                around = {"turn": self._turn, "calls": self.calls}
-                origin = NonfiniteOrigin(what, **extent, equation=equation, **around)
-            self._broken[output.number] = _Broken(nan, parents, origin)
+            causes = [value for value in parents if value.nan or not nan]
+            first = min(causes or parents, key=lambda value: value.number, default=None)
+            origins = first.origins if first else ()
+            if not causes:
+                origins = (*origins, self._origin(equation, inputs, values))
+            outputs[i] = output._replace(nan=nan, origins=origins)
         return outputs
+
+    def _origin(
+        self, equation: Equation, inputs: Sequence[TracedValue], values: np.ndarray
+    ) -> NonfiniteOrigin:
+        """Return an operation as the origin of the nonfinite elements of an output."""
+        place, extent = _extent(values)
+        turn = "".join(f", turn {number} of a loop" for number in self._turn)
+        detail = f"at {list(place)} of {values.dtype}{list(values.shape)}, {extent}{turn}"
+        return NonfiniteOrigin(
+            _describe_operation(equation, inputs, values, place),
+            place,
+            str(values.dtype),
+            detail if values.shape else turn.strip(", "),
+            equation,
+            turn=self._turn,
+            calls=self.calls,
+        )
 
 
 def _nonfinite_values(x: Any) -> np.ndarray | None:
@@ -228,15 +209,11 @@ def _describe_operation(
     return f"{equation.primitive.name}({', '.join(arguments)}) = {_format(values[place])}"
 
 
-def _extent(values: np.ndarray) -> dict[str, Any]:
-    """Return place, count, shape and dtype of the NaNs, or of the infinities if there is none."""
+def _extent(values: np.ndarray) -> tuple[tuple[int, ...], str]:
+    """Return the first place, and the number, of the NaNs; of the infinities if there is none."""
     nonfinite = np.isnan(values) if np.isnan(values).any() else ~np.isfinite(values)
-    return {
-        "place": tuple(np.argwhere(nonfinite)[0].tolist()),
-        "count": int(nonfinite.sum()),
-        "shape": values.shape,
-        "dtype": str(values.dtype),
-    }
+    place = tuple(np.argwhere(nonfinite)[0].tolist())
+    return place, f"{int(nonfinite.sum())} of {values.size}"
 
 
 def _format(x: Any) -> str:

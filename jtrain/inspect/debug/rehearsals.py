@@ -2,32 +2,29 @@
 
 import contextlib
 import dataclasses
-import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
 from jtrain.checkpoint import CheckpointManager
+from jtrain.checkpoint.inspect import num_bytes
 from jtrain.config.dump import plain_values
 from jtrain.core.batches import Batches
-from jtrain.core.loop import Hook, LoopResult, Stop, train_loop
 from jtrain.core.pytree import named_leaves, num_elements
 from jtrain.core.state import TrainState
 from jtrain.core.step import StepFn
 from jtrain.core.types import Batch
-from jtrain.data import ReadAhead
 from jtrain.distributed.cluster import detect
 from jtrain.errors import CheckpointError, ConfigError
+from jtrain.inspect.debug.replay import take_calls
 from jtrain.io.formatting import format_bytes, format_number
 from jtrain.train.check_batch.first_batch import check_batches, trace_set_batches, trace_train_batch
 from jtrain.train.compile_step import resolve_with_step_time
 from jtrain.train.experiment import RunConfig
-from jtrain.train.hooks.function_hooks import on_numbers
 from jtrain.train.program import Program
 from jtrain.train.resolve import Resolved, resolve
 from jtrain.train.run_dir import temporary_directory
@@ -87,7 +84,7 @@ def dry_run(config: RunConfig, *, log: Callable[[str], None]) -> None:
         details.append(_shapes(batches.read(0)))
     with _stage("compiles", log) as details:
         program.check_evaluation()
-        step, state = program.compile_step(batches.schedule), program.initial_state()
+        take, state = program.compile_step(batches.schedule), program.initial_state()
         check_batches(
             program,
             [*trace_train_batch(program, batches.train, 0), *trace_set_batches(program)],
@@ -96,11 +93,10 @@ def dry_run(config: RunConfig, *, log: Callable[[str], None]) -> None:
         details.append("the step" if each == 1 else f"{each} steps in a call")
     with _stage("trains", log) as details:
         half = CALLS // 2 * each
-        result, losses = _train(program, batches, step, state, 0, half)
+        state, losses = _train(program, batches, take, state, 0, half)
         details.append(
             f"{half} steps, loss {format_number(losses[0])} -> {format_number(losses[-1])}"
         )
-    state = result.state
     for name in program.resolved.sets:
         with _stage("evaluates", log) as details:
             numbers = program.measure(state, name)
@@ -114,22 +110,21 @@ def dry_run(config: RunConfig, *, log: Callable[[str], None]) -> None:
         with _stage("saves", log) as details:
             checkpoints.save(half, state, {"config": plain_values(config)})
             checkpoints.wait()
-            details.append(format_bytes(_bytes(directory)))
+            details.append(format_bytes(num_bytes(directory)))
         with _stage("restores", log) as details:
             restored = checkpoints.restore(half, program.resolved.abstract_state)
             _check_same(state, restored, "a restored state")
             details.append("the same bits")
         with _stage("resumes", log) as details:
-            uninterrupted, _ = _train(program, batches, step, state, half, 2 * half)
-            resumed, losses = _train(program, batches, step, restored, half, 2 * half)
-            _check_same(uninterrupted.state, resumed.state, "a resumed run")
+            uninterrupted, _ = _train(program, batches, take, state, half, 2 * half)
+            resumed, losses = _train(program, batches, take, restored, half, 2 * half)
+            _check_same(uninterrupted, resumed, "a resumed run")
             last = format_number(losses[-1])
             details.append(f"steps {half + 1} to {2 * half} to the same bits, loss {last}")
     sample = program.resolved.experiment.sample
     if sample is not None:
         with _stage("samples", log) as details:
-            end = resumed.state
-            text = sample(program.evaluation_params(end), end.extra, end.step_key())
+            text = sample(program.evaluation_params(resumed), resumed.extra, resumed.step_key())
             details.append(f"{len(text)} characters")
 
 
@@ -147,35 +142,20 @@ def _stage(name: str, log: Callable[[str], None]) -> Iterator[list[str]]:
 
 def _shorten(resolved: Resolved) -> Resolved:
     """Return the run with evaluation on the first batches only."""
-    first = lambda rows: FirstBatches(rows, min(len(rows), BATCHES))
-    valid: Any = resolved.experiment.valid
-    if isinstance(valid, Mapping):
-        valid = {name: first(rows) for name, rows in valid.items()}
-    elif valid is not None:
-        valid = first(valid)
-    experiment = dataclasses.replace(resolved.experiment, valid=valid)
+    sets = {name: FirstBatches(x, min(len(x), BATCHES)) for name, x in resolved.sets.items()}
+    experiment = dataclasses.replace(resolved.experiment, valid=sets or None)
     return dataclasses.replace(resolved, experiment=experiment)
 
 
 def _train(
-    program: Program,
-    batches: CallBatches,
-    step: StepFn,
-    state: TrainState,
-    start: int,
-    stop: int,
-) -> tuple[LoopResult[TrainState], list[float]]:
-    """Train some steps; return the result and their losses."""
+    program: Program, batches: CallBatches, take: StepFn, state: TrainState, start: int, stop: int
+) -> tuple[TrainState, list[float]]:
+    """Take some steps; return the state after them, and their losses."""
     losses: list[float] = []
-    record = on_numbers(lambda step, numbers: losses.append(float(numbers["loss"])), every=1)
-    schedule = batches.schedule
-    read = lambda step: program.place(batches.read(step), schedule)
-    size = schedule.steps_per_call
-    with ReadAhead(read, start=start, stop=stop, after=schedule.after) as feed:
-        result = train_loop(
-            step, state, feed, start=start, stop=stop, hooks=[record], steps_per_call=size
-        )
-    return result, losses
+    for call in take_calls(program, batches, state, start, stop, take):
+        state = call.state
+        losses += call.numbers("loss")
+    return state, losses
 
 
 def _check_same(first: TrainState, second: TrainState, what: str) -> None:
@@ -195,13 +175,7 @@ def _shapes(batch: Batch) -> str:
     return ", ".join(arrays)
 
 
-def _bytes(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
-
-
-SMALL, DOWN = 0.05, 0.7  # fractions of the first loss
-
-
+SMALL, DOWN = 0.05, 0.3  # of the first loss: what is left of it, and by how much it falls
 _SLOW_CAUSES = """\
   - too few steps: raise steps=... or optimizer.lr
   - the loss has a floor: label smoothing, a KL or z-loss term, noise in the targets
@@ -239,9 +213,7 @@ class OverfitResult:
     @property
     def down(self) -> bool:
         """True if the loss fell by at least 30 %."""
-        if self.first <= 0:
-            return self.last < self.first - 0.3 * abs(self.first)
-        return self.last <= DOWN * self.first
+        return self.last < self.first - DOWN * abs(self.first)
 
     def describe(self) -> str:
         """Return the result as text, with likely causes of a failure."""
@@ -293,44 +265,28 @@ def overfit(config: RunConfig, batches: int, *, log: Callable[[str], None]) -> O
     repeated = FirstBatches(resolved.experiment.train, batches)
     experiment = dataclasses.replace(resolved.experiment, train=repeated)
     program = Program(dataclasses.replace(resolved, experiment=experiment))
-    step, state = program.compile_step(), program.initial_state()
+    state = program.initial_state()
     before = jax.device_get(_checksums(state.params))
-    hook = _Rounds(batches, config.log.every, log)
-    read = lambda call: program.place(program.batches().stacked[call])
-    with ReadAhead(read, start=0, stop=config.steps) as feed:
-        result = train_loop(step, state, feed, start=0, stop=config.steps, hooks=[hook])
-    after = jax.device_get(_checksums(result.state.params))
+    losses: list[float] = []
+    for call in take_calls(program, program.batches(), state, 0, config.steps):
+        state = call.state
+        losses += call.numbers("loss")
+        if call.end % config.log.every == 0:
+            log(f"step {call.end}  loss {format_number(losses[-1])}")
+        first, last = np.mean(losses[:batches]), np.mean(losses[-batches:])
+        if call.end % batches == 0 and first > 0 and last <= SMALL * first:
+            break
+    after = jax.device_get(_checksums(state.params))
+    end = len(losses) // batches * batches
     return OverfitResult(
         batches=batches,
-        steps=result.step,
-        first=hook.first_loss,
-        last=hook.last_loss,
-        skipped=int(result.state.skipped),
+        steps=len(losses),
+        first=float(np.mean(losses[:batches])),
+        last=float(np.mean(losses[end - batches : end])),
+        skipped=int(state.skipped),
         hidden=_hidden_fraction(program, batches),
         unchanged=tuple(n for n, sums in after.items() if np.array_equal(sums, before[n])),
     )
-
-
-class _Rounds(Hook):
-    """Hook that averages the loss over each round of the batches, and stops when it is small."""
-
-    def __init__(self, batches: int, log_every: int, log: Callable[[str], None]):
-        self.first_loss = self.last_loss = math.nan
-        self._batches, self._log_every, self._log = batches, log_every, log
-        self._round: list[float] = []
-
-    def on_numbers(self, step: int, numbers: Any) -> Stop | None:
-        if step % self._log_every == 0:
-            self._log(f"step {step}  loss {format_number(numbers['loss'])}")
-        self._round.append(numbers["loss"])
-        if len(self._round) < self._batches:
-            return None
-        self.last_loss = sum(self._round) / self._batches
-        self.first_loss = self.last_loss if math.isnan(self.first_loss) else self.first_loss
-        self._round = []
-        if self.first_loss > 0 and self.last_loss <= SMALL * self.first_loss:
-            return Stop("the loss is small", "finished")
-        return None
 
 
 def _checksums(params: Any) -> dict[str, jax.Array]:

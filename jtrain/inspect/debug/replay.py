@@ -1,26 +1,32 @@
-"""Replay of a step of a run from the checkpoint before it, and the first difference of two runs."""
+"""Replay of steps of a run from a checkpoint, and of one step with a comparison of its bits."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jtrain.checkpoint import CheckpointManager, fingerprint, inspect, layout, leaf_table
-from jtrain.config.dump import ABSENT, Difference, diff_configs, to_plain
+from jtrain.config.dump import ABSENT, diff_configs, to_plain
 from jtrain.config.schema import format_value
 from jtrain.core.state import TrainState
+from jtrain.core.step import Metrics, StepFn
+from jtrain.core.types import Batch
 from jtrain.data.batches.fingerprint import digest_batch
 from jtrain.data.batches.stream import count_readers
 from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import ConfigError, DamagedError
-from jtrain.inspect.debug.single_device import StepReport, dissect
-from jtrain.inspect.report.read_run import read_run
+from jtrain.inspect.debug.compare import diff_environments
+from jtrain.inspect.debug.single_device import (
+    StepReport,
+    dissect,
+    move_state,
+    set_up_single_device,
+)
 from jtrain.train.experiment import RunConfig
-from jtrain.train.hooks.log import read_metrics
 from jtrain.train.hooks.step_record import StepRecord, read_step_records
 from jtrain.train.longer_run import (
     LengthChange,
@@ -108,7 +114,7 @@ def replay(
         )
     schedule = program.schedule.ending_at(step - 1, step)
     batches = program.batches(schedule, config.guard.without)
-    start, state = _before(program, batches, run_dir, step, log)
+    start, state = restore_before(program, batches, run_dir, schedule.first(step), log)
     _check_schedule(program.resolved.config, changed, start, step)
     known = read_step_records(run_dir.steps)
     count = jax.process_count()
@@ -116,7 +122,6 @@ def replay(
     for number, was in known.items():
         if number in others or not run_dir.first:  # it reads other rows than the recorded ones
             known[number] = was._replace(batch=0)
-    log(f"from {f'checkpoint {start}' if start else 'the first step'} of {path}")
     records, before, after = _replay_steps(program, batches, state, start, step)
     own = np.ravel(batches.read(schedule.first(step))["row"])
     deep = deep and jax.process_count() == 1
@@ -133,8 +138,19 @@ def replay(
         unlike=_environment_changes(program, run_dir, others, other.step if other else step),
         other=other,
         checkpoint=_differing_leaves(run_dir, step, after),
-        dissected=dissect(config, before, step, log) if deep else None,
+        dissected=_dissect(config, before, step, log) if deep else None,
     )
+
+
+def _dissect(
+    config: RunConfig, state: TrainState, step: int, log: Callable[[str], None]
+) -> StepReport:
+    """Return the report of a step on one device, from the state before the call with it."""
+    program = set_up_single_device(config)
+    state = move_state(state, program)
+    for call in take_calls(program, program.batches(), state, int(state.step), step - 1):
+        state = call.state
+    return dissect(program, state, log)
 
 
 def _environment_changes(
@@ -145,15 +161,11 @@ def _environment_changes(
     Args:
         others: the number of processes of each step that another number of processes ran.
     """
-    config, recorded, now = (
-        program.resolved.config,
-        run_dir.facts(),
-        get_environment(program.resolved.devices),
-    )
-    count = jax.process_count()
+    config, count = program.resolved.config, jax.process_count()
     changed = [f"processes: {others[step]} then, {count} now"] if step in others else []
-    facts = [{name: each.get(name) for name in FACTS} for each in (recorded, now)]
-    found = [each for each in diff_configs(*facts) if each.before not in (None, ABSENT)]
+    now = get_environment(program.resolved.devices)
+    found = diff_environments(run_dir.facts(), now)
+    found = [each for each in found if each.before not in (None, ABSENT)]
     if stored := load_stored(run_dir, type(config)):
         layouts = [{"parallel": to_plain(each.parallel)} for each in (stored, config)]
         found += diff_configs(*layouts)
@@ -202,15 +214,54 @@ def _check_schedule(
             )
 
 
-def _before(
+class Call(NamedTuple):
+    """A call of the compiled step that was taken again."""
+
+    start: int  # the last step before it
+    end: int
+    batch: Batch  # arrays of the host; k b ... for a call of several steps
+    state: TrainState  # after it
+    metrics: Metrics
+
+    def numbers(self, name: str) -> list[float]:
+        """Return a metric of each step."""
+        found = np.ravel(jax.device_get(self.metrics[name].total)).tolist()
+        return found[: self.end - self.start]
+
+
+def take_calls(
+    program: Program,
+    batches: CallBatches,
+    state: TrainState,
+    start: int,
+    stop: int,
+    take: StepFn | None = None,
+) -> Iterator[Call]:
+    """Take the steps after `start` as the run takes them, to the end of the call with `stop`.
+
+    A call donates the state before it: copy one that is needed later.
+
+    Args:
+        take: the compiled step; None: it is compiled for the first call.
+    """
+    schedule = batches.schedule
+    while start < stop:
+        take = take or program.compile_step(schedule)
+        batch, end = batches.read(start), schedule.after(start)
+        state, metrics = take(state, program.place(batch, schedule))
+        yield Call(start, end, batch, state, metrics)
+        start = end
+
+
+def restore_before(
     program: Program,
     batches: CallBatches,
     run_dir: RunDir,
-    step: int,
+    last: int,
     log: Callable[[str], None],
+    accepts: Callable[[TrainState], bool] = lambda state: True,
 ) -> tuple[int, TrainState]:
-    """Return the newest saved step before the call with the step, and its state."""
-    last = batches.schedule.first(step)
+    """Return the newest saved step up to `last` whose state is accepted, or step 0; its state."""
     with CheckpointManager(run_dir.checkpoints, owner=run_dir.owner()) as checkpoints:
         steps = broadcast_from_first(lambda: {"steps": checkpoints.steps()})["steps"]
         for start in sorted((each for each in steps if each <= last), reverse=True):
@@ -218,9 +269,12 @@ def _before(
                 state = checkpoints.restore(start, program.resolved.abstract_state)
             except DamagedError as error:  # the same for all processes, who read the same files
                 log(f"skipped: {error}")
-            else:
+                continue
+            if accepts(state):
                 batches.stacked.restore(checkpoints.about(start).get("batches", {}))
+                log(f"from checkpoint {start} of {run_dir.path}")
                 return start, state
+    log(f"from the first step of {run_dir.path}")
     return 0, program.initial_state()
 
 
@@ -231,18 +285,17 @@ def _replay_steps(
 
     Return their records, the state before the call with the step, and the state after it.
     """
-    schedule, records, before = batches.schedule, {}, state
-    take = program.compile_step(schedule)
-    while start < step:
-        batch, end = batches.read(start), schedule.after(start)
-        # The call donates its input.
-        before = jax.tree.map(jnp.copy, state) if end >= step else before
-        state, metrics = take(state, program.place(batch, schedule))
-        found = (metrics[name].total for name in ("loss", "grad_norm"))
-        losses, norms = (np.ravel(jax.device_get(x)).tolist() for x in found)
-        for i, own in enumerate(split_steps(batch, schedule.stacked)):
-            records[start + i + 1] = StepRecord(losses[i], norms[i], digest_batch(own))
-        start = end
+    schedule, records = batches.schedule, {}
+    calls, last = take_calls(program, batches, state, start, step), schedule.first(step)
+    before = None if start < last else jax.tree.map(jnp.copy, state)
+    for call in calls:
+        state = call.state
+        before = jax.tree.map(jnp.copy, state) if call.end == last else before
+        numbers = zip(call.numbers("loss"), call.numbers("grad_norm"), strict=True)
+        parts = split_steps(call.batch, schedule.stacked)
+        for number, (pair, own) in enumerate(zip(numbers, parts, strict=True), call.start + 1):
+            records[number] = StepRecord(*pair, digest_batch(own))
+    assert before is not None, "a call ends before the one with the step"
     return records, before, state
 
 
@@ -265,114 +318,3 @@ def _differing_leaves(run_dir: RunDir, step: int, state: TrainState) -> list[str
     saved = inspect.describe_checkpoint(run_dir.checkpoints, step)["leaves"]
     here = fingerprint.read(fingerprint.start(leaf_table.flatten(state)))
     return [name for name, own in here.items() if saved[name]["fingerprint"] != own]
-
-
-FACTS = ("jtrain", "python", "packages", "devices", "machine", "git")  # keys of run.json
-
-
-@dataclasses.dataclass(frozen=True)
-class DifferingNumber:
-    """A number that differs between two runs."""
-
-    step: int
-    name: str
-    one: Any
-    other: Any
-
-
-@dataclasses.dataclass(frozen=True)
-class RunDifference:
-    """The differences of two runs; all fields are empty if there are none."""
-
-    values: Sequence[Difference]
-    """Differences of their configs, without the name."""
-    facts: Sequence[Difference]
-    """Differences of their environments."""
-    compared: int
-    """Number of steps with numbers in both runs."""
-    batch: int | None
-    """First step whose batch differs; None if there is none, or no record."""
-    readers: tuple[int, int] | None
-    """Number of processes that read the batches in each run, if some batches are not compared."""
-    number: DifferingNumber | None
-    """First differing number, of a step or of an evaluation."""
-    checkpoints: Sequence[int]
-    """Steps with a valid checkpoint in both runs."""
-    same: int | None
-    """Last checkpoint before `checkpoint` that is equal in each leaf."""
-    checkpoint: int | None
-    """First checkpoint that differs."""
-    leaves: Sequence[Mapping[str, Any]]
-    """Differing leaves of that checkpoint: `leaf`, the two values `is`, their `distance`."""
-
-    @property
-    def nothing(self) -> bool:
-        """True if no difference in batches, numbers and checkpoints is known."""
-        return self.batch is None and self.number is None and self.checkpoint is None
-
-
-def compare_runs(one: Path, other: Path) -> RunDifference:
-    """Return the first differences of the runs in two directories.
-
-    Raises:
-        CheckpointError: if a common checkpoint cannot be read.
-    """
-    run_dirs, stories = (RunDir(one), RunDir(other)), (read_run(one), read_run(other))
-    facts = [{name: story.facts.get(name) for name in FACTS} for story in stories]
-    records = [read_step_records(each.steps) for each in run_dirs]
-    batch, readers = _first_other_batch(records, [story.facts for story in stories])
-    saved = [set(layout.list_steps(each.checkpoints, each.owner())) for each in run_dirs]
-    common, same, first, leaves = sorted(saved[0] & saved[1]), None, None, []
-    for step in common:
-        folders = [(each.checkpoints, step) for each in run_dirs]
-        if leaves := inspect.diff_checkpoints(*folders):
-            first = step
-            break
-        same = step
-    tables = [_numbers(*pair) for pair in zip(run_dirs, records, strict=True)]
-    values = diff_configs(*(story.config for story in stories))
-    return RunDifference(
-        values=[change for change in values if change.key != "name"],
-        facts=diff_configs(*facts),
-        compared=len({step for step, _ in tables[0].keys() & tables[1].keys()}),
-        batch=batch,
-        readers=readers,
-        number=_first_other_number(*tables),
-        checkpoints=common,
-        same=same,
-        checkpoint=first,
-        leaves=leaves,
-    )
-
-
-def _first_other_batch(
-    records: Sequence[Mapping[int, StepRecord]], facts: Sequence[Mapping[str, Any]]
-) -> tuple[int | None, tuple[int, int] | None]:
-    """Return the first step with another batch, and the process counts of the first step that is
-    not comparable because another number of processes read its batch."""
-    common = sorted(records[0].keys() & records[1].keys())
-    one, other = (count_readers(each, common) for each in facts)
-    pairs = {step: (one.get(step, 0), other.get(step, 0)) for step in common}
-    incomparable = {step: pair for step, pair in pairs.items() if all(pair) and pair[0] != pair[1]}
-    batches = {step: {record[step].batch for record in records} - {0} for step in common}
-    parts = (step for step in common if step not in incomparable and len(batches[step]) > 1)
-    return next(parts, None), next(iter(incomparable.values()), None)
-
-
-def _numbers(run_dir: RunDir, record: Mapping[int, StepRecord]) -> dict[tuple[int, str], Any]:
-    """Return the recorded numbers of steps, and all metrics, by step and name."""
-    found: dict[tuple[int, str], Any] = {}
-    for step, numbers in record.items():
-        found[step, "loss"], found[step, "grad_norm"] = numbers.loss, numbers.grad_norm
-    for row in read_metrics(run_dir.metrics):
-        found |= {(row["step"], name): value for name, value in row.items() if name != "step"}
-    return found
-
-
-def _first_other_number(one: Mapping[tuple[int, str], Any], other: Mapping[tuple[int, str], Any]):
-    # In the order of the first run's rows, so that the loss comes before derived numbers.
-    for step, name in sorted(one.keys() & other.keys(), key=lambda item: item[0]):
-        pair = one[step, name], other[step, name]
-        if repr(pair[0]) != repr(pair[1]):  # NaN equals NaN
-            return DifferingNumber(step, name, *pair)
-    return None

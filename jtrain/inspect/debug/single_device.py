@@ -59,6 +59,12 @@ def set_up_single_device(config: RunConfig) -> Program:
     return set_up(to_single_device(config))
 
 
+def move_state(state: TrainState, program: Program) -> TrainState:
+    """Return a state on the devices of a program."""
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, program.resolved.abstract_state)
+    return jax.device_put(jax.device_get(state), shardings)
+
+
 def make_gradient(program: Program) -> Callable[..., StepGradient]:
     """Return `(state, batch, weights=None) -> StepGradient`, pure and not compiled.
 
@@ -95,14 +101,10 @@ def compute_loss(program: Program, state: TrainState, batch: Batch, rng: Key | N
 
 
 def read_full_batch(program: Program, step: int) -> dict[str, jax.Array]:
-    """Return the full batch of step `step`, counted from 1."""
-    return to_device(_all_rows(program)[step - 1])
-
-
-def _all_rows(program: Program) -> SkipBatches:
-    """Return the batch of each step with the rows of all processes."""
+    """Return the batch of step `step`, counted from 1, with the rows of all processes."""
     resolved = program.resolved
-    return SkipBatches(resolved.experiment.train, resolved.config.guard.without)
+    batches = SkipBatches(resolved.experiment.train, resolved.config.guard.without)
+    return to_device(batches[step - 1])
 
 
 def to_device(batch: Batch) -> dict[str, jax.Array]:
@@ -132,19 +134,13 @@ class StepReport:
     """Statistics by kind and leaf; see `LeafStatistics`."""
 
 
-def dissect(
-    config: RunConfig, state: TrainState, step: int, log: Callable[[str], None]
-) -> StepReport:
-    """Return the report of step `step`.
+def dissect(program: Program, state: TrainState, log: Callable[[str], None]) -> StepReport:
+    """Return the report of the step after a state, by the program of one device.
 
     Args:
-        state: the state before the step, or before the call with the step; the steps between are
-            then run one by one.
         log: called with a line about progress.
     """
-    program = set_up_single_device(config)
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, program.resolved.abstract_state)
-    state = _advance(program, jax.device_put(jax.device_get(state), shardings), step)
+    step = int(state.step) + 1
     batch = read_full_batch(program, step)
     log("the same step without jit, and with checks")
     with jax.disable_jit():
@@ -155,15 +151,6 @@ def dissect(
         checks=_checks(program, state, batch),
         leaves=LeafStatistics(program)(step - 1, state),
     )
-
-
-def _advance(program: Program, state: TrainState, step: int) -> TrainState:
-    if int(state.step) == step - 1:
-        return state
-    take = program.compile_step()
-    for number in range(int(state.step), step - 1):
-        state, _ = take(state, program.place(program.batches().stacked[number]))
-    return state
 
 
 def _checks(program: Program, state: TrainState, batch: Batch) -> str:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, Literal, NamedTuple
 
 from jtrain.io.formatting import signal_name
@@ -96,61 +96,47 @@ class ChildResult(NamedTuple):
         return f"ended with code {self.code}"
 
 
-class Child:
-    """A child process that runs `main(given)` of a module.
+@contextlib.contextmanager
+def start_child(
+    module: str,
+    given: Mapping[str, Any],
+    *,
+    timeout: float,
+    environ: Mapping[str, str] = os.environ,
+) -> Iterator[Callable[[], ChildResult]]:
+    """Run `main(given)` of a module in a child process; yield a function that waits for its end.
 
-    It ends after `timeout` seconds at the latest.
+    The process ends after `timeout` seconds at the latest, or with the block.
     """
-
-    def __init__(
-        self,
-        module: str,
-        given: Mapping[str, Any],
-        *,
-        timeout: float,
-        environ: Mapping[str, str] = os.environ,
-    ):
-        self._output, self._errors = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115
-        self._begun, self._timeout = time.monotonic(), timeout
-        arguments = map(json.dumps, (sys.path, module, given, timeout + 5))
-        self._process = subprocess.Popen(
+    begun = time.monotonic()
+    arguments = map(json.dumps, (sys.path, module, given, timeout + 5))
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
             [sys.executable, "-c", _CODE, *arguments],
             stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=self._errors,
+            stdout=output,
+            stderr=errors,
             env=dict(environ),
             start_new_session=True,
         )
 
-    def __enter__(self) -> "Child":
-        return self
+        def wait() -> ChildResult:
+            left, code = max(timeout - (time.monotonic() - begun), 0), None
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(left)
+            reports: dict[str, Any] = {}
+            for line in _read(output).splitlines():
+                with contextlib.suppress(ValueError):  # of another library, or cut by a kill
+                    reports |= json.loads(line) if line.startswith("{") else {}
+            return ChildResult(reports, code, _read(errors), time.monotonic() - begun)
 
-    def __exit__(self, *_) -> None:
-        self._kill()
-        self._output.close()
-        self._errors.close()
-
-    def wait(self) -> ChildResult:
-        """Wait for the end, or end the process after its timeout; return its reports."""
-        left = max(self._timeout - (time.monotonic() - self._begun), 0)
         try:
-            code: int | None = self._process.wait(left)
-        except subprocess.TimeoutExpired:
-            code = None
-            self._kill()
-        reports: dict[str, Any] = {}
-        for line in _read(self._output).splitlines():
-            with contextlib.suppress(ValueError):  # another library's line, or one that a kill cut
-                reports |= json.loads(line) if line.startswith("{") else {}
-        return ChildResult(reports, code, _read(self._errors), time.monotonic() - self._begun)
-
-    def _kill(self) -> None:
-        """End the process and those that it started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if self._process.poll() is None:
-                os.killpg(self._process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_GRACE)
+            yield wait
+        finally:  # with the processes that it started
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_GRACE)
 
 
 def report(**values: Any) -> None:

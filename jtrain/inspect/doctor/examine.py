@@ -11,7 +11,7 @@ from typing import Any
 
 from jtrain.distributed.cluster import Cluster, detect
 from jtrain.errors import ConfigError
-from jtrain.inspect.doctor.checks import Child, Finding, count_status, error, ok, warning
+from jtrain.inspect.doctor.checks import Finding, count_status, error, ok, start_child, warning
 from jtrain.inspect.doctor.devices import check_devices
 from jtrain.inspect.doctor.disk import check_disk
 from jtrain.inspect.doctor.packages import check_packages, gather_packages
@@ -62,23 +62,22 @@ def examine(
         timeout: seconds that each child process may take.
     """
     begun = time.perf_counter()
-    facts: dict[str, Any] = {}
-    found: dict[str, list[Finding]] = {}
     cluster, packages = gather_cluster(environ), gather_packages(sys.path)
     given = {"disk": {"directory": str(directory.absolute())}, "devices": {}}
     with contextlib.ExitStack() as stack:
-        children = {
+        waits = {
             name: stack.enter_context(
-                Child(
-                    f"jtrain.inspect.doctor.{name}", given[name], timeout=timeout, environ=environ
-                )
+                start_child(f"{__package__}.{name}", given[name], timeout=timeout, environ=environ)
             )
             for name in given
             if name in only
         }
-        found["packages"] = check_packages(packages)
-        found["cluster"] = list(check_cluster(cluster, environ))
-        ended = {name: child.wait() for name, child in children.items()}
+        found = {
+            "packages": check_packages(packages),
+            "cluster": list(check_cluster(cluster, environ)),
+        }
+        ended = {name: wait() for name, wait in waits.items()}
+    facts: dict[str, Any] = {}
     if result := ended.get("devices"):
         found["devices"] = list(check_devices(packages, environ, result))
         names = ("jax", "import_seconds", "device_seconds")

@@ -6,10 +6,18 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jtrain.inspect.explain.operations import grouped_path, parse_operation_name
-from jtrain.inspect.plan.collectives import NOT_UNDERSTOOD, collectives_of, reason
+from jtrain.inspect.explain.operations import grouped_path, parse_scope
+from jtrain.inspect.plan.collectives import (
+    NOT_UNDERSTOOD,
+    CollectiveRow,
+    collective_table,
+    collectives_of,
+    reason,
+)
 from jtrain.inspect.plan.compile import CompiledStep
-from jtrain.inspect.plan.hlo import HloProgram, Instruction, array_sizes
+from jtrain.inspect.plan.hlo import HloProgram
+from jtrain.inspect.plan.op_costs import fusion_outputs
+from jtrain.inspect.plan.schedule import mark_overlapped
 
 # Instructions that compute nothing: they name, pass on or view other values.
 _NO_WORK = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "call"}
@@ -31,17 +39,6 @@ class Fusion(NamedTuple):
     """Bytes that they write in a step."""
 
 
-class CollectiveSum(NamedTuple):
-    """Collectives of one kind over the same axes in one module."""
-
-    module: str
-    kind: str
-    axes: str
-    times: int = 0
-    sent: int = 0
-    """Bytes that each device sends in a step."""
-
-
 @dataclasses.dataclass(frozen=True)
 class CompiledProgram:
     """What the compiler made of a step."""
@@ -57,7 +54,7 @@ class CompiledProgram:
     """Operations inside fusions."""
     fusions: tuple[Fusion, ...] = ()
     """The ones that write most first."""
-    collectives: tuple[CollectiveSum, ...] = ()
+    collectives: tuple[CollectiveRow, ...] = ()
     unread: tuple[str, ...] = ()
     """Parts of the program that could not be read."""
 
@@ -86,15 +83,11 @@ def read_compiled(
         program = HloProgram(step.text)
         found = _with_fusions(found, program)
         traffic = collectives_of(program, mesh)
+        collectives = mark_overlapped(traffic.collectives, program, mesh)
     except NOT_UNDERSTOOD as error:
         return dataclasses.replace(found, unread=(*unread, reason(error)))
-    sums: dict[tuple[str, str, str], CollectiveSum] = {}
-    for each in traffic.collectives:
-        key = (_module(each.where), each.kind, " x ".join(each.axes) or "other")
-        one = sums.get(key, CollectiveSum(*key))
-        sums[key] = one._replace(times=one.times + each.times, sent=one.sent + each.sent)
-    collectives = tuple(sorted(sums.values(), key=lambda each: -each.sent))
-    return dataclasses.replace(found, collectives=collectives, unread=(*unread, *traffic.unread))
+    rows, unread = collective_table(collectives, _module), (*unread, *traffic.unread)
+    return dataclasses.replace(found, collectives=tuple(rows), unread=unread)
 
 
 def operation_modules(text: str) -> dict[str, str]:
@@ -134,6 +127,7 @@ def _with_fusions(found: CompiledProgram, program: HloProgram) -> CompiledProgra
             if part.operation not in _NO_WORK
         )
         fused += contents.total()
+        outputs = fusion_outputs(program, each)
         kind = re.search(r"kind=(\w+)", each.attributes)
         most = ", ".join(operation for operation, _ in contents.most_common(3))
         key = (_module(each.quoted("op_name")), kind[1] if kind else "", most)
@@ -141,21 +135,10 @@ def _with_fusions(found: CompiledProgram, program: HloProgram) -> CompiledProgra
         sums[key] = one._replace(
             fusions=one.fusions + 1,
             times=one.times + run.times,
-            written=one.written + run.times * _written_bytes(program, each),
+            written=one.written + run.times * sum(out.num_bytes for out in outputs),
         )
     fusions = tuple(sorted(sums.values(), key=lambda fusion: -fusion.written))
     return dataclasses.replace(found, instructions=instructions, fused=fused, fusions=fusions)
-
-
-def _written_bytes(program: HloProgram, fusion: Instruction) -> int:
-    """Return the bytes that a fusion writes in a run: of an update in place only the update."""
-    for name in fusion.called.get("calls", ()):
-        computation, root = program.computations[name], program.roots.get(name)
-        while root is not None and root.operation in {"bitcast", "copy"}:
-            root = computation.get(root.operands[0])
-        if root is not None and root.operation == "dynamic-update-slice":
-            return sum(array_sizes(computation[root.operands[1]].shape))
-    return sum(array_sizes(fusion.shape))
 
 
 def _module(name: str) -> str:
@@ -163,9 +146,10 @@ def _module(name: str) -> str:
 
     A merged operation has the names of its parts: `jit(step)/(a/reduce_sum:b/dot_general)`.
     """
+    # The last part of a name is the operation itself.
     head, _, parts = name.partition("/(")
     names = [f"{head}/{part}" for part in parts.removesuffix(")").split(":")]
-    scopes = [parse_operation_name(each) for each in (names if ":" in parts else [name])]
+    scopes = [parse_scope(each.rpartition("/")[0]) for each in (names if ":" in parts else [name])]
     paths = dict.fromkeys("/".join(grouped_path(scope.path)) for scope in scopes)
     modules = [path for path in paths if path] or ["-"]
     more = f" + {len(modules) - 1} more" if len(modules) > 1 else ""

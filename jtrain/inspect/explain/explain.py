@@ -11,8 +11,6 @@ from jtrain.inspect.explain.compiled import CompiledProgram, read_compiled
 from jtrain.inspect.explain.modules import ModuleCost, sum_by_module
 from jtrain.inspect.explain.operations import (
     Operation,
-    format_aval,
-    grouped_path,
     list_operations,
     outer_paths,
     split_own_work,
@@ -25,21 +23,9 @@ from jtrain.inspect.explain.residuals import (
 )
 from jtrain.inspect.plan.compile import load_or_compile_step
 from jtrain.inspect.plan.topology import Topology
-from jtrain.inspect.sharding_table import ShardingTable, describe_sharding
+from jtrain.inspect.sharding_table import describe_sharding
 from jtrain.train.program import Program
 from jtrain.train.summary import StepFlops, count_step_flops
-
-
-@dataclasses.dataclass(frozen=True)
-class ActivationSharding:
-    """An array of the forward pass whose sharding the model names."""
-
-    module: str
-    array: str
-    split: tuple[tuple[str, ...], ...]
-    """Mesh axes of each dim."""
-    count: int
-    """Arrays with this module, shape and sharding."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +42,8 @@ class Explanation:
     modules: ModuleCost
     residuals: tuple[Residual, ...]
     flops: StepFlops
-    sharding: ShardingTable
-    activations: tuple[ActivationSharding, ...]
+    layout: str
+    """The layout as text: the kind, the axes and their sizes."""
     seconds: float
     """Seconds of setting up and tracing."""
     compiled: CompiledProgram | None
@@ -88,9 +74,8 @@ class Explanation:
             },
             "saved_bytes": self.saved,
             "modules": self.modules.plain(),
-            "residuals": [_plain_residual(*group) for group in group_residuals(self.residuals)],
-            "sharding": self.sharding.plain(),
-            "activations": [dataclasses.asdict(each) for each in self.activations],
+            "residuals": [group.plain() for group in group_residuals(self.residuals)],
+            "layout": self.layout,
             "compiled": self.compiled.plain() if self.compiled else None,
             "notes": list(self.notes),
             "seconds": round(self.seconds, 2),
@@ -145,27 +130,12 @@ def explain(
         modules=modules,
         residuals=tuple(residuals),
         flops=flops,
-        sharding=describe_sharding(program),
-        activations=tuple(_activations(operations)),
+        layout=describe_sharding(program).line,
         seconds=seconds,
         compiled=compiled,
         notes=tuple(_notes(operations)),
     )
     return found, f"# loss\n{traced.loss}\n\n# gradient\n{traced.gradient}", hlo
-
-
-def _activations(operations: Sequence[Operation]) -> list[ActivationSharding]:
-    """Return the constrained arrays of the forward pass, each kind once."""
-    counts: dict[tuple[str, str, tuple[tuple[str, ...], ...]], int] = {}
-    for operation in operations:
-        if operation.sharding is None or operation.phase != "forward":
-            continue
-        spec, aval = getattr(operation.sharding, "spec", ()), operation.outputs[0]
-        parts = (*spec, *[None] * (len(aval.shape) - len(spec)))
-        split = tuple((x,) if isinstance(x, str) else tuple(x or ()) for x in parts)
-        key = ("/".join(grouped_path(operation.path)), format_aval(aval), split)
-        counts[key] = counts.get(key, 0) + operation.times
-    return [ActivationSharding(*key, count) for key, count in counts.items()]
 
 
 def _notes(operations: Sequence[Operation]) -> list[str]:
@@ -181,15 +151,3 @@ def _notes(operations: Sequence[Operation]) -> list[str]:
                 f"bytes count one turn"
             ] = None
     return list(notes)
-
-
-def _plain_residual(residual: Residual, count: int) -> dict[str, Any]:
-    return {
-        "kind": residual.kind,
-        "name": residual.name,
-        "array": residual.array,
-        "count": count,
-        "bytes": residual.bytes * count,
-        "module": "/".join(residual.path),
-        "source": str(residual.source or ""),
-    }

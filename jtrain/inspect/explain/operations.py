@@ -50,12 +50,6 @@ def parse_scope(stack: str) -> Scope:
     return Scope(without_repeats(tuple(parts)), phase)
 
 
-def parse_operation_name(name: str) -> Scope:
-    """Read the `op_name` of a compiled operation, whose last part is the operation itself."""
-    scope, _, _ = name.rpartition("/")
-    return parse_scope(scope)
-
-
 def without_repeats(path: tuple[str, ...]) -> tuple[str, ...]:
     """Return a path without the second of two equal halves, which the transpose of remat makes."""
     half = len(path) // 2
@@ -103,10 +97,6 @@ class Operation(NamedTuple):
     """FLOPs of a product in all runs, 0 for other operations; None for an unknown kernel."""
     bytes: int
     """Bytes of its inputs and outputs in all runs."""
-    outputs: tuple[Any, ...]
-    """Shapes and dtypes of its results."""
-    sharding: Any = None
-    """The sharding that it constrains a computed array to, if it does nothing else."""
 
 
 def list_operations(program: Any) -> list[Operation]:
@@ -116,32 +106,23 @@ def list_operations(program: Any) -> list[Operation]:
     FLOPs is listed.
     """
     lister = _Lister()
-    lister.run(program, [True] * len(program.in_avals))
+    lister.run(program, [None] * len(program.in_avals))
     return lister.found
 
 
-class _Lister(Interpreter[bool]):
-    """Values as whether they are an argument or a constant, maybe in another type."""
+class _Lister(Interpreter[None]):
+    """Operations by their equations; values are not known."""
 
     def __init__(self) -> None:
         self.found: list[Operation] = []
 
-    def constant(self, value: Any, aval: Any) -> bool:
-        return True
+    def constant(self, value: Any, aval: Any) -> None:
+        return None
 
-    def join(self, *values: bool) -> bool:
-        return values[0]  # so a body is evaluated once
+    def join(self, *values: None) -> None:  # so a body is evaluated once
+        return None
 
-    def scan(self, equation: Equation, turn: Any, carry: Any, rows: Any) -> Sequence[bool]:
-        return turn(carry, rows)
-
-    def while_loop(
-        self, equation: Equation, condition: Any, turn: Any, carry: list[bool]
-    ) -> Sequence[bool]:
-        condition(carry)
-        return turn(carry)
-
-    def cond(self, equation: Equation, index: bool, branches: Any) -> Sequence[bool]:
+    def cond(self, equation: Equation, index: None, branches: Any) -> Sequence[None]:
         """List the branch with the most FLOPs."""
         before, listed = self.found, []
         for branch in branches:
@@ -152,15 +133,13 @@ class _Lister(Interpreter[bool]):
         _, self.found, outputs = max(listed, key=lambda each: each[0])
         return outputs
 
-    def operation(self, equation: Equation, inputs: list[bool]) -> Sequence[bool]:
+    def operation(self, equation: Equation, inputs: list[None]) -> Sequence[None]:
         name, own = equation.primitive.name, product_flops(equation)
         scope = scope_in(self.calls, equation)
         source = find_line(equation, self.calls)
         runs = [repetitions(call) for call in self.calls]
         times = math.prod(1 if n is None else n for n in runs)
-        outputs = tuple(x.aval for x in equation.outvars)
-        each = sum(map(num_bytes, [*(x.aval for x in equation.invars), *outputs]))
-        constrains = name == "sharding_constraint" and not inputs[0]
+        each = sum(num_bytes(x.aval) for x in (*equation.invars, *equation.outvars))
         operation = Operation(
             primitive=name,
             path=scope.path or function_path(source),
@@ -170,11 +149,9 @@ class _Lister(Interpreter[bool]):
             counted=None not in runs,
             flops=None if own is None else own * times,
             bytes=0 if name in _VIEWS else each * times,
-            outputs=outputs,
-            sharding=equation.params.get("sharding") if constrains else None,
         )
         self.found.append(operation)
-        return [name == "convert_element_type" and inputs[0] for _ in equation.outvars]
+        return [None] * len(equation.outvars)
 
 
 def scope_in(calls: Sequence[Equation], equation: Equation) -> Scope:

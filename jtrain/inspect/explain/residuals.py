@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -114,18 +114,20 @@ class Residual:
     path: tuple[str, ...]
     """Modules around the operation that computes it."""
     source: SourceLine | None
+    layers: int = 1
+    """Layers of one kind, in a group; `bytes` are of all of them."""
 
-
-class ResidualGroup(NamedTuple):
-    """Residuals that differ only in the layer that they come from."""
-
-    residual: Residual
-    layers: int
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of all of them."""
-        return self.residual.bytes * self.layers
+    def plain(self) -> dict[str, Any]:
+        """Return the contents as JSON values."""
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "array": self.array,
+            "count": self.layers,
+            "bytes": self.bytes,
+            "module": "/".join(self.path),
+            "source": str(self.source or ""),
+        }
 
 
 def list_residuals(forward: Any, arguments: Sequence[str]) -> list[Residual]:
@@ -144,15 +146,21 @@ def list_residuals(forward: Any, arguments: Sequence[str]) -> list[Residual]:
     return sorted(found, key=lambda residual: -residual.bytes)
 
 
-def group_residuals(residuals: Sequence[Residual]) -> list[ResidualGroup]:
-    """Group residuals of the layers of a kind, the largest groups first."""
-    groups: dict[tuple[Any, ...], list[Residual]] = {}
+def group_residuals(residuals: Sequence[Residual]) -> list[Residual]:
+    """Sum residuals that differ only in the layer that they come from; the largest first."""
+    groups: dict[tuple[Any, ...], Residual] = {}
     for each in residuals:
-        name = "/".join(grouped_path(tuple(each.name.split("/"))))
-        key = (each.kind, name, each.array, grouped_path(each.path), str(each.source))
-        groups.setdefault(key, []).append(dataclasses.replace(each, name=name, path=key[3]))
-    found = [ResidualGroup(group[0], len(group)) for group in groups.values()]
-    return sorted(found, key=lambda group: -group.bytes)
+        name, path = grouped_path(tuple(each.name.split("/"))), grouped_path(each.path)
+        key = (each.kind, name, each.array, path, str(each.source))
+        first = groups.get(key, dataclasses.replace(each, bytes=0, layers=0))
+        groups[key] = dataclasses.replace(
+            first,
+            name="/".join(name),
+            path=path,
+            bytes=first.bytes + each.bytes,
+            layers=first.layers + 1,
+        )
+    return sorted(groups.values(), key=lambda group: -group.bytes)
 
 
 @dataclasses.dataclass(eq=False)

@@ -6,9 +6,8 @@ from html import escape
 from jtrain.inspect.explain.compiled import CompiledProgram
 from jtrain.inspect.explain.explain import Explanation
 from jtrain.inspect.explain.modules import ModuleCost, fold_small, share
-from jtrain.inspect.explain.residuals import ResidualGroup, group_residuals
+from jtrain.inspect.explain.residuals import Residual, group_residuals
 from jtrain.inspect.report.page import render_document
-from jtrain.inspect.sharding_table import format_sharding
 from jtrain.io.formatting import align_columns, format_bytes, format_count, format_seconds
 
 COLUMNS = ("module", "forward", "backward", "again", "share", "bytes", "parameters", "saved")
@@ -26,7 +25,7 @@ def format_explanation(found: Explanation, selected: ModuleCost, *, everything: 
     groups = [
         group
         for group in group_residuals(found.residuals)
-        if group.residual.path[: len(selected.path)] == selected.path
+        if group.path[: len(selected.path)] == selected.path
     ]
     parts = [
         "\n".join(describe_step(found)),
@@ -41,7 +40,7 @@ def format_explanation(found: Explanation, selected: ModuleCost, *, everything: 
 def describe_step(found: Explanation) -> list[str]:
     """Return lines about the whole step: rows, FLOPs, what is computed again, what is saved."""
     model, hardware = found.flops.model, found.flops.hardware
-    lines = [f"{found.name}: loss and gradient of {found.rows} rows; {found.sharding.line}"]
+    lines = [f"{found.name}: loss and gradient of {found.rows} rows; {found.layout}"]
     if model is not None:
         lines.append(f"needs       {format_count(model)}FLOP in products (model FLOPs)")
     if hardware is not None:
@@ -93,27 +92,25 @@ def _tree_rows(
         yield from _tree_rows(child, root, rest + corner, rest + below)
 
 
-def format_residuals(
-    groups: Sequence[ResidualGroup], found: Explanation, most: int | None
-) -> list[str]:
+def format_residuals(groups: Sequence[Residual], found: Explanation, most: int | None) -> list[str]:
     """Return the table of what the forward pass saves, the largest first."""
     rows = [
         (
-            residual.name + (f" x {count}" if count > 1 else ""),
-            residual.array,
-            format_bytes(residual.bytes * count),
-            f"{share(residual.bytes * count, found.saved):.1%}",
-            "/".join(residual.path),
-            str(residual.source or "").partition(": ")[0],
+            each.name + (f" x {each.layers}" if each.layers > 1 else ""),
+            each.array,
+            format_bytes(each.bytes),
+            f"{share(each.bytes, found.saved):.1%}",
+            "/".join(each.path),
+            str(each.source or "").partition(": ")[0],
         )
-        for residual, count in groups
-        if residual.kind == "computed"
+        for each in groups
+        if each.kind == "computed"
     ]
     if not rows:
         return []
     head = ("saved for the backward pass", "array", "bytes", "share", "module", "source")
     lines = _table(head, rows, most, right=(2, 3))
-    if held := sum(group.bytes for group in groups if group.residual.kind == "argument"):
+    if held := sum(group.bytes for group in groups if group.kind == "argument"):
         lines.append(
             f"beside them it keeps {format_bytes(held)} of arguments (parameters, batch), which "
             f"exist anyway"
@@ -148,7 +145,7 @@ def format_compiled(compiled: CompiledProgram, most: int | None) -> list[str]:
     if compiled.collectives:
         head = ("collective", "axes", "runs", "sends", "module")
         rows = [
-            (c.kind, c.axes, f"{c.times:,}", format_bytes(c.sent), c.module)
+            (c.kind, " x ".join(c.axes) or "other", f"{c.times:,}", format_bytes(c.sent), c.module)
             for c in compiled.collectives
         ]
         lines += ["", *_table(head, rows, most, right=(2, 3))]
@@ -166,28 +163,8 @@ def _table(
     return [*lines, f"and {more} more; --all prints them"] if more else lines
 
 
-def format_shardings(found: Explanation) -> str:
-    """Return the sharding of each leaf of the state, then of the activations that are named."""
-    text = format_sharding(found.sharding)
-    if not found.activations:
-        return f"{text}\n\nactivations: the model names no sharding; rows are split over devices"
-    rows = [("activation of", "array", "split over", "count")]
-    for each in found.activations:
-        split = ", ".join(" x ".join(axes) or "-" for axes in each.split) if any(each.split) else ""
-        rows.append((each.module, each.array, split, f"{each.count}"))
-    words = "the compiler chooses the sharding of the others"
-    return "\n".join([text, "", *align_columns(rows, right=(3,)), words])
-
-
 def render_page(found: Explanation) -> str:
-    """Return the page: the explanation and the shardings as text."""
+    """Return the page: the whole explanation as text."""
     text = format_explanation(found, found.modules, everything=True)
-    parts = {
-        "Modules and the compiled program": text,
-        "Shardings": format_shardings(found),
-    }
-    body = "".join(
-        f'<section><h2>{title}</h2><pre class="table">{escape(part)}</pre></section>\n'
-        for title, part in parts.items()
-    )
+    body = f'<section><pre class="table">{escape(text)}</pre></section>\n'
     return render_document(f"{found.name}: what a step computes", body)

@@ -1,12 +1,18 @@
 """Advice for a step that does not fit, and the largest batch that does."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jtrain.errors import ConfigError, UserError
 from jtrain.inspect.plan.plan import Plan, make_plan
-from jtrain.inspect.plan.search import Candidate, Costs, candidates, current, describe_layout
+from jtrain.inspect.plan.search import (
+    Candidate,
+    Estimates,
+    candidates,
+    current,
+    with_chosen_layout,
+)
 from jtrain.inspect.plan.topology import Topology
 from jtrain.io.formatting import format_bytes
 from jtrain.train.experiment import RunConfig
@@ -34,29 +40,29 @@ class Advice(NamedTuple):
 
 
 def advise(config: RunConfig, topology: Topology, plan: Plan) -> list[Advice]:
-    """Return settings with which the step should fit: the fewest changes first, then the fastest.
+    """Return settings with which the step should fit: the fewest changes first.
 
-    Without one, those that save most. A saving is the difference of two analytic estimates, times
-    the ratio of the compiled step to its own.
+    Without one, those that save most. Layouts over sequences or inside products are left to a
+    search. A saving is the difference of two estimates by shapes, times the ratio of the compiled
+    step to its own.
     """
-    costs, here = Costs(config, topology), current(config)
-    now = costs.memory(here)
-    found: dict[str, tuple[int, float, Advice]] = {}
-    for candidate in _candidates(config, topology, costs, here):
-        changes = _describe(candidate, here)
+    config = with_chosen_layout(config, topology)
+    estimates, here = Estimates(config, topology), current(config)
+    now = estimates.memory(here)
+    found: list[tuple[int, Advice]] = []
+    for candidate in candidates(config, estimates):
+        layout, changes = candidate.parallel, candidate.describe(here)
+        if layout != here.parallel and layout.context * layout.tensor > 1:
+            continue
         try:
-            candidate.apply(config)
-            saves = int((now - costs.memory(candidate)) * plan.peak / max(now, 1))
-            seconds = costs.seconds(candidate)
+            saves = int((now - estimates.memory(candidate)) * plan.peak / max(now, 1))
         except UserError:
             continue
         if changes and saves > 0.01 * plan.peak:
             fits = (plan.peak - saves) * SLACK <= plan.memory["limit"]
-            advice = Advice(" ".join(changes), saves, fits, candidate)
-            found.setdefault(advice.settings, (len(changes), seconds, advice))
-    ordered = sorted(found.values(), key=lambda each: each[:2])
-    fitting = [advice for *_, advice in ordered if advice.fits]
-    most = sorted((advice for *_, advice in ordered), key=lambda each: -each.saves)
+            found.append((len(changes), Advice(" ".join(changes), saves, fits, candidate)))
+    fitting = [advice for _, advice in sorted(found, key=lambda each: each[0]) if advice.fits]
+    most = sorted((advice for _, advice in found), key=lambda each: -each.saves)
     return (fitting or most)[:SHOWN]
 
 
@@ -64,49 +70,19 @@ def check_advice(
     found: list[Advice], config: RunConfig, topology: Topology, plan: Plan
 ) -> list[Advice]:
     """Return the advice with those that should fit compiled, one by one, until one does fit."""
-    checked: dict[str, Advice] = {}
-    for each in [each for each in found if each.fits]:
+    checked = list(found)
+    for index, each in enumerate(found):
+        if not each.fits:
+            continue
         try:
             made = make_plan(each.candidate.apply(config), topology)
         except UserError:  # the layout does not suit the model
             continue
-        checked[each.settings] = each._replace(
-            saves=plan.peak - made.peak, fits=made.fits, compiled=True
-        )
+        saves = plan.peak - made.peak
+        checked[index] = each._replace(saves=saves, fits=made.fits, compiled=True)
         if made.fits:
             break
-    known = [checked.get(each.settings, each) for each in found]
-    return sorted(known, key=lambda each: not (each.fits and each.compiled))
-
-
-def _candidates(
-    config: RunConfig, topology: Topology, costs: Costs, here: Candidate
-) -> Iterator[Candidate]:
-    """Yield the config's layout and those of a search, with recomputation and microbatches."""
-    turns = [here.microbatches * factor for factor in (1, 2, 4, 8)]
-    layouts = [here.parallel]
-    for each in candidates(config, topology, costs):
-        inside = each.parallel.context * each.parallel.tensor > 1
-        if each.microbatches == here.microbatches and not inside and each.parallel not in layouts:
-            layouts.append(each.parallel)
-    for layout in layouts:
-        for count in turns:
-            if config.batch % (count * len(topology.devices)) == 0 or count == here.microbatches:
-                yield here._replace(parallel=layout, microbatches=count)
-                if here.remat and here.remat != "full":
-                    yield Candidate(layout, count, "full")
-
-
-def _describe(candidate: Candidate, here: Candidate) -> list[str]:
-    """Return changed values as they are typed after `jtrain run CONFIG`."""
-    words = []
-    if candidate.remat != here.remat:
-        words.append("model.remat=full" + (" model.saved=[]" if here.saved else ""))
-    if candidate.microbatches != here.microbatches:
-        words.append(f"microbatches={candidate.microbatches}")
-    if candidate.parallel != here.parallel:
-        words.append(describe_layout(candidate.parallel))
-    return words
+    return sorted(checked, key=lambda each: not (each.fits and each.compiled))
 
 
 def format_advice(found: list[Advice], plan: Plan) -> str:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -143,6 +143,41 @@ def sum_by_axes(found: Sequence[Collective]) -> dict[str, dict[str, int]]:
     for collective in found:
         table[" x ".join(collective.axes) or "other"][collective.kind] += collective.sent
     return {axes: dict(kinds) for axes, kinds in table.items()}
+
+
+class CollectiveRow(NamedTuple):
+    """Collectives of one kind over the same axes."""
+
+    axes: tuple[str, ...]
+    kind: str
+    times: int
+    """Executions in a step."""
+    sent: int
+    """Bytes that each device sends."""
+    overlapped: int
+    """Bytes of `sent` in collectives that run beside computation."""
+    module: str = ""
+    """The module that they are of, in a table by modules."""
+
+
+def collective_table(
+    found: Sequence[Collective], module: Callable[[str], str] = lambda where: ""
+) -> list[CollectiveRow]:
+    """Return a row for each kind of collective and its axes, most bytes first.
+
+    Args:
+        module: returns the module of a name stack, for rows by module.
+    """
+    rows: dict[tuple, CollectiveRow] = {}
+    for each in found:
+        key = (each.axes, each.kind, module(each.where))
+        row = rows.get(key, CollectiveRow(each.axes, each.kind, 0, 0, 0, key[2]))
+        rows[key] = row._replace(
+            times=row.times + each.times,
+            sent=row.sent + each.sent,
+            overlapped=row.overlapped + each.sent * each.overlapped,
+        )
+    return sorted(rows.values(), key=lambda row: -row.sent)
 
 
 def _as_slice_collective(instruction: Instruction) -> Instruction:

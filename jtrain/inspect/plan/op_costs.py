@@ -130,7 +130,9 @@ def _bytes(program: HloProgram, within: str, instruction: Instruction) -> tuple[
     scope, operation = program.computations[within], instruction.operation
     outputs = array_shapes(instruction.shape)
     if operation == "fusion":
-        moved = _fusion_bytes(program, instruction, scope)
+        inputs = _operands(instruction, scope)
+        moved = _read_inputs(program, instruction.called["calls"][0], inputs)
+        moved += fusion_outputs(program, instruction)
     elif operation == "copy-start":  # (target, source, context)
         moved = outputs[:2]
     elif operation == "async-start":
@@ -145,21 +147,18 @@ def _bytes(program: HloProgram, within: str, instruction: Instruction) -> tuple[
     return sum(array.num_bytes for array in moved if array.space == DEVICE), on_host
 
 
-def _fusion_bytes(
-    program: HloProgram, fusion: Instruction, scope: Mapping[str, Instruction]
-) -> list[ArrayShape]:
-    """Return the arrays, or the slices of arrays, that a fusion reads and writes."""
+def fusion_outputs(program: HloProgram, fusion: Instruction) -> list[ArrayShape]:
+    """Return the arrays that a fusion writes; of one that it updates in place, the update."""
     name = fusion.called["calls"][0]
-    inside, root = program.computations[name], program.roots[name]
-    moved = _read_inputs(program, name, _operands(fusion, scope))
+    inside, root, written = program.computations[name], program.roots[name], []
     results = [inside[o] for o in root.operands] if root.operation == "tuple" else [root]
     for out, result in zip(array_shapes(fusion.shape), results, strict=False):
         source = _through(result, inside)
-        if source.operation in UPDATES:  # in place
+        if source.operation in UPDATES:
             update = operand_shape(source, -1 if source.operation == "scatter" else 1, inside)
             out = update._replace(space=out.space)
-        moved.append(out)
-    return moved
+        written.append(out)
+    return written
 
 
 def _read_inputs(program: HloProgram, name: str, given: Sequence[ArrayShape]) -> list[ArrayShape]:

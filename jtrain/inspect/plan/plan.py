@@ -3,13 +3,14 @@
 import dataclasses
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jtrain.inspect.plan.collectives import (
     NOT_UNDERSTOOD,
     Collective,
+    collective_table,
     collectives_of,
     reason,
     sum_by_axes,
@@ -21,7 +22,6 @@ from jtrain.inspect.plan.op_costs import unknown_kernels
 from jtrain.inspect.plan.roofline import Estimate, estimate_step
 from jtrain.inspect.plan.schedule import mark_overlapped
 from jtrain.inspect.plan.topology import Topology
-from jtrain.inspect.sharding_table import describe_sharding
 from jtrain.io.formatting import align_columns, format_bytes, format_count, format_seconds
 from jtrain.parallel import PipelineSchedule
 from jtrain.parallel.program_cache import mesh_devices
@@ -42,8 +42,6 @@ class Plan:
     """The axes of the mesh and their sizes."""
     memory: Mapping[str, int]
     """Bytes: arguments, temporaries, output, aliased, host, limit (0: unknown)."""
-    leaves: int
-    """Bytes of the state's leaves on each device."""
     collectives: tuple[Collective, ...]
     seconds: float
     """Seconds for tracing and compiling."""
@@ -69,6 +67,11 @@ class Plan:
     """Devices of the topology that the layout leaves out."""
 
     @property
+    def leaves(self) -> int:
+        """Bytes of the state's leaves on each device."""
+        return sum(part.bytes for part in self.parts)
+
+    @property
     def peak(self) -> int:
         """Peak bytes of the step."""
         m = self.memory
@@ -84,7 +87,7 @@ class Plan:
         """Estimated share of the peak FLOPs that the model's take; None if not known."""
         if self.estimate is None or not self.flops.model:
             return None
-        return self.estimate.mfu(self.flops.model, self.devices)
+        return self.flops.model / (self.devices * self.estimate.peak * self.estimate.seconds)
 
     def plain(self) -> dict[str, Any]:
         """Return the contents as JSON values, in bytes and seconds."""
@@ -113,37 +116,6 @@ class Plan:
         }
 
 
-class CollectiveRow(NamedTuple):
-    """Collectives of one kind over the same axes."""
-
-    axes: tuple[str, ...]
-    kind: str
-    times: int
-    """Executions in a step."""
-    sent: int
-    """Bytes that each device sends."""
-    overlapped: int
-    """Bytes of `sent` in collectives that run beside computation."""
-
-
-def collective_table(found: Sequence[Collective]) -> list[CollectiveRow]:
-    """Return a row for each kind of collective and its axes, most bytes first."""
-    groups: dict[tuple, list[Collective]] = {}
-    for each in found:
-        groups.setdefault((each.axes, each.kind), []).append(each)
-    rows = [
-        CollectiveRow(
-            axes,
-            kind,
-            sum(each.times for each in group),
-            sum(each.sent for each in group),
-            sum(each.sent for each in group if each.overlapped),
-        )
-        for (axes, kind), group in groups.items()
-    ]
-    return sorted(rows, key=lambda row: -row.sent)
-
-
 def make_plan(config: RunConfig, topology: Topology, dump: Path | None = None) -> Plan:
     """Compile the step of `jtrain run` for these devices, or read the answer from the cache.
 
@@ -160,7 +132,7 @@ def make_plan(config: RunConfig, topology: Topology, dump: Path | None = None) -
     program = set_up(single_step(config), among=topology.devices)
     step = load_or_compile_step(program, topology, dump)
     bound = bound_step_flops(program)
-    layout, state = program.resolved.strategy.axes or {"data": 1}, describe_sharding(program)
+    layout = program.resolved.strategy.axes or {"data": 1}
     devices = math.prod(layout.values())
     return Plan(
         topology=topology.name,
@@ -168,7 +140,6 @@ def make_plan(config: RunConfig, topology: Topology, dump: Path | None = None) -
         unused=len(topology.devices) - devices,
         layout=layout,
         memory={**step.memory, "limit": topology.limit},
-        leaves=state.device + state.host,
         parts=state_parts(program),
         schedule=program.resolved.strategy.schedule,
         why=program.resolved.why,

@@ -48,10 +48,6 @@ class Estimate:
         parts = {"compute": line.compute, "memory": line.memory, "interconnect": line.links}
         return max(parts, key=lambda name: parts[name])
 
-    def mfu(self, model_flops: float, devices: int) -> float:
-        """Return the share of the peak that the model's FLOPs take."""
-        return model_flops / (devices * self.peak * self.seconds)
-
     def plain(self) -> dict[str, Any]:
         """Return the contents as JSON values, in seconds."""
         names = ("compute", "memory", "links", "exposed", "flops")

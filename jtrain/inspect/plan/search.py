@@ -1,39 +1,32 @@
-"""Search for the fastest step that fits: candidates pruned by shapes, then compiled."""
+"""Search for the fastest step that fits: a grid of layouts, recomputation and microbatches."""
 
 import dataclasses
 import functools
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from jtrain.core.pytree import named_leaves
 from jtrain.errors import UserError
-from jtrain.inspect.plan.collectives import Collective
 from jtrain.inspect.plan.plan import Plan, make_plan
-from jtrain.inspect.plan.roofline import chip_speeds, cpu_speeds
-from jtrain.inspect.plan.schedule import Speeds
 from jtrain.inspect.plan.topology import Topology
 from jtrain.io.formatting import align_columns, format_bytes, format_seconds
 from jtrain.parallel import Auto, Axes, MemoryNeeds
-from jtrain.parallel.chips import find_chip
 from jtrain.parallel.rules import AXES
-from jtrain.parallel.strategies.auto import MemoryEstimate, estimate
-from jtrain.train.auto_layout import trace_memory_needs
+from jtrain.parallel.strategies.auto import estimate
+from jtrain.train.auto_layout import choose_layout, trace_memory_needs
 from jtrain.train.experiment import RunConfig
-from jtrain.train.program import set_up
-from jtrain.train.summary import bound_step_flops
 
 COMPILES = 12
-# From the least memory to the least computation.
+# From the least computation to the least memory.
 REMAT: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("full", ()),
-    ("names", ("qkv", "attention")),
-    ("names", ("qkv", "attention", "hidden")),
-    ("dots_with_no_batch_dims", ()),
-    ("dots", ()),
     ("none", ()),
+    ("dots", ()),
+    ("dots_with_no_batch_dims", ()),
+    ("names", ("qkv", "attention", "hidden")),
+    ("names", ("qkv", "attention")),
+    ("full", ()),
 )
 MICROBATCHES = (1, 2, 4)
+_TRAFFIC = (*AXES, "zero", "offload", "context_by")  # of layouts that differ
 
 
 class Candidate(NamedTuple):
@@ -56,14 +49,26 @@ class Candidate(NamedTuple):
             values["model"] = dataclasses.replace(model, remat=self.remat, saved=self.saved)
         return dataclasses.replace(config, **values)
 
-    def describe(self) -> str:
-        """Return the values as they are typed after `jtrain run CONFIG`."""
-        words = [describe_layout(self.parallel), f"microbatches={self.microbatches}"]
-        if self.remat:
-            words.append(f"model.remat={self.remat}")
-        if self.saved:
-            words.append(f"model.saved=[{','.join(self.saved)}]")
-        return " ".join(words)
+    def describe(self, beside: "Candidate | None" = None) -> list[str]:
+        """Return the values as they are typed after `jtrain run CONFIG`.
+
+        Args:
+            beside: leave out the values that this candidate has, too.
+        """
+        words = {
+            "parallel": describe_layout(self.parallel),
+            "microbatches": f"microbatches={self.microbatches}",
+            "remat": f"model.remat={self.remat}" if self.remat else "",
+            "saved": f"model.saved=[{','.join(self.saved)}]" if self.saved or beside else "",
+        }
+        changed = [x for x in words if beside is None or getattr(self, x) != getattr(beside, x)]
+        return [words[name] for name in changed if words[name]]
+
+    @property
+    def recomputation(self) -> int:
+        """Place among REMAT; the last for another setting."""
+        remat = (self.remat, self.saved)
+        return REMAT.index(remat) if remat in REMAT else len(REMAT)
 
 
 def describe_layout(parallel: Any) -> str:
@@ -85,68 +90,49 @@ def current(config: RunConfig) -> Candidate:
     return Candidate(config.parallel, config.microbatches, getattr(model, "remat", ""), saved)
 
 
-def candidates(config: RunConfig, topology: Topology, costs: "Costs") -> Iterator[Candidate]:
-    """Yield the candidates whose rows divide into the devices and microbatches."""
-    model: Any = getattr(config, "model", None)
-    remats = REMAT if hasattr(model, "remat") and hasattr(model, "saved") else (("", ()),)
-    timeout = getattr(config.parallel, "start_timeout", None)
-    for turns in sorted({config.microbatches, *MICROBATCHES}):
-        if config.batch % turns:
-            continue
-        here = current(config)._replace(microbatches=turns)
-        for layout in Auto().layouts(topology.devices, costs.needs(here)):
-            if layout.offload and topology.devices[0].platform == "gpu":
-                continue  # the description of an absent GPU has no memory of a host
-            if timeout is not None:
-                layout = dataclasses.replace(layout, start_timeout=timeout)
-            for remat, saved in remats:
-                yield Candidate(layout, turns, remat, saved)
+def with_chosen_layout(config: RunConfig, topology: Topology) -> RunConfig:
+    """Return the config with the layout that `parallel.kind: auto` chooses here."""
+    if not isinstance(config.parallel, Auto):
+        return config
+    layout, _ = choose_layout(config, topology.devices)
+    return dataclasses.replace(config, parallel=layout)
 
 
-@dataclasses.dataclass(eq=False)
-class Costs:
-    """Analytic costs of the candidates of a config, from shapes alone."""
+class Estimates:
+    """Layouts for a config, and the memory of its candidates, from shapes alone."""
 
-    config: RunConfig
-    topology: Topology
+    def __init__(self, config: RunConfig, topology: Topology):
+        self.config, self.devices = config, topology.devices
+        self._trace = functools.cache(self._trace_uncached)
 
     def memory(self, candidate: Candidate) -> int:
-        """Return the estimated bytes on a device."""
-        return self._estimate(candidate).total
+        """Return the estimated bytes on a device.
 
-    def seconds(self, candidate: Candidate) -> float:
-        """Return the estimated time of a step; only for an order of candidates."""
-        layout, needs = self._axes(candidate), self.needs(candidate)
-        sizes = {axis: getattr(layout, axis) for axis in AXES}
-        speeds = self._speeds(sizes)
-        rate = lambda axis: _axis_rate(speeds, sizes, axis)
-        rows, inside = sizes["data"] * sizes["fsdp"] * sizes["expert"], layout.tensor
-        turns = candidate.microbatches
-        params = sum(x.size for x in named_leaves(needs.state.params).values())
-        weights = 2 * params // (inside * sizes["expert"] * sizes["stage"])
-        gathers = 3 * turns if layout.zero == 3 else 1 + (turns if layout.zero == 2 else 1)
-        split = layout.fsdp * layout.data * layout.slice
-        gathered = (
-            gathers * weights * (split - 1) / split / rate("fsdp" if layout.fsdp > 1 else "data")
-        )
-        # Under full recomputation only the inputs of blocks are saved, once for each block.
-        inputs = self.needs(candidate._replace(remat="full" if candidate.remat else "", saved=()))
-        local = turns * inputs.saved / (rows * layout.context * layout.slice)
-        again = 4 if candidate.remat == "full" else 0
-        tensor = (8 + again) * local * (inside - 1) / inside**2 / rate("tensor")
-        context = 8 * local * (layout.context - 1) / layout.context / rate("context")
-        expert = 8 * local * (layout.expert - 1) / layout.expert / rate("expert")
-        flops = self._flops(candidate.remat, candidate.saved)
-        compute = flops / len(self.topology.devices) / speeds.flops
-        size = self._estimate(candidate)
-        memory = (3 * size.state + 4 * turns * size.saved + 3 * turns * weights) / speeds.memory
-        offloaded = 2 * 4 * params // math.prod(sizes.values())  # two moments, there and back
-        host = 2 * offloaded / speeds.host if layout.offload else 0.0
-        return max(compute, gathered) + tensor + context + expert + memory + host
+        Raises:
+            UserError: if the model does not allow the candidate.
+        """
+        candidate.apply(self.config)
+        return estimate(self._axes(candidate.parallel), self._needs(candidate)).total
 
-    def needs(self, candidate: Candidate) -> MemoryNeeds:
+    def layouts(self, microbatches: int) -> list[Any]:
+        """Return the layouts into which the rows of a microbatch divide.
+
+        The config's own is first; of the others those with the least traffic.
+        """
+        needs = self._needs(current(self.config)._replace(microbatches=microbatches))
+        own: Any = self.config.parallel
+        divides = self.config.batch % (own.build(self.devices).shares * microbatches) == 0
+        found, known = [own] if divides else [], self._axes(own)
+        for layout in Auto().layouts(self.devices, needs):
+            # The description of an absent GPU has no memory of a host.
+            absent = layout.offload and self.devices[0].platform == "gpu"
+            if not absent and any(getattr(layout, x) != getattr(known, x) for x in _TRAFFIC):
+                found.append(dataclasses.replace(layout, start_timeout=own.start_timeout))
+        return found
+
+    def _needs(self, candidate: Candidate) -> MemoryNeeds:
         """Return the memory needs of a step with the candidate's microbatches and remat."""
-        needs = self._traced(candidate.remat, candidate.saved)
+        needs = self._trace(candidate.remat, candidate.saved)
         share = needs.microbatches / candidate.microbatches
         return needs._replace(
             rows=int(needs.rows * share),
@@ -155,45 +141,31 @@ class Costs:
             passing=int(needs.passing * share),
         )
 
-    @functools.cache  # noqa: B019 - an instance lives as long as its search
-    def _estimate(self, candidate: Candidate) -> MemoryEstimate:
-        return estimate(self._axes(candidate), self.needs(candidate))
+    def _trace_uncached(self, remat: str, saved: tuple[str, ...]) -> MemoryNeeds:
+        one = current(self.config)._replace(remat=remat, saved=saved)
+        return trace_memory_needs(one.apply(self.config), Axes(), self.devices[:1])
 
-    @functools.cache  # noqa: B019
-    def _traced(self, remat: str, saved: tuple[str, ...]) -> MemoryNeeds:
-        one = Candidate(self.config.parallel, self.config.microbatches, remat, saved)
-        return trace_memory_needs(one.apply(self.config), Axes(), self.topology.devices[:1])
-
-    @functools.cache  # noqa: B019
-    def _flops(self, remat: str, saved: tuple[str, ...]) -> float:
-        one = Candidate(Axes(fsdp=1), self.config.microbatches, remat, saved).apply(self.config)
-        bound = bound_step_flops(set_up(one, among=self.topology.devices[:1]))
-        return bound.flops.hardware or 0.0
-
-    @functools.cache  # noqa: B019
-    def _axes(self, candidate: Candidate) -> Axes:
-        layout = candidate.parallel
+    def _axes(self, layout: Any) -> Axes:
+        """Return a layout of any kind by the sizes of its axes."""
         if isinstance(layout, Axes) and all(getattr(layout, axis) for axis in AXES):
             return layout
-        strategy = layout.build(self.topology.devices)
+        strategy = layout.build(self.devices)
         leaves = getattr(strategy, "leaves", None)
         zero, size = (leaves.zero, leaves.min_size) if leaves else (0, 0)
         sizes: dict[str, Any] = {"fsdp": 1, **strategy.axes}
         return Axes(**sizes, zero=zero, min_size=size, offload=getattr(layout, "offload", ()))
 
-    def _speeds(self, sizes: Mapping[str, int]) -> Speeds:
-        devices = self.topology.devices[: math.prod(sizes.values())]
-        chip = find_chip(devices)
-        if chip is None or not chip.memory:
-            return cpu_speeds(len(devices))
-        return chip_speeds(chip, sizes, devices)
 
-
-def _axis_rate(speeds: Speeds, sizes: Mapping[str, int], axis: str) -> float:
-    """Return the bytes a second over an axis of a layout, and over slices with its rows."""
-    together = ("slice", axis) if axis in ("fsdp", "data") else (axis,)
-    axes = tuple(each for each in together if sizes[each] > 1)
-    return speeds.link(Collective("all-gather", axes, 0)) if axes else speeds.memory
+def candidates(config: RunConfig, estimates: Estimates) -> Iterator[Candidate]:
+    """Yield the grid: by layout, then the least recomputation, then the fewest microbatches."""
+    model: Any = getattr(config, "model", None)
+    remats = REMAT if hasattr(model, "remat") and hasattr(model, "saved") else (("", ()),)
+    counts = sorted({config.microbatches, *MICROBATCHES})
+    layouts = {count: estimates.layouts(count) for count in counts if config.batch % count == 0}
+    for layout in dict.fromkeys(each for found in layouts.values() for each in found):
+        for remat, saved in remats:
+            for count in (count for count, found in layouts.items() if layout in found):
+                yield Candidate(layout, count, remat, saved)
 
 
 class SearchRow(NamedTuple):
@@ -207,10 +179,11 @@ class SearchRow(NamedTuple):
         """Estimated seconds of a step."""
         return self.plan.estimate.seconds if self.plan.estimate else float("inf")
 
-    def beats(self, other: "SearchRow") -> bool:
-        """Return whether this row is smaller or faster, and neither larger nor slower."""
-        ours, theirs = (self.plan.peak, self.seconds), (other.plan.peak, other.seconds)
-        return ours != theirs and ours[0] <= theirs[0] and ours[1] <= theirs[1]
+    def settles(self, other: Candidate) -> bool:
+        """Return whether it fits with no more recomputation and microbatches in one layout."""
+        own = self.candidate
+        fewer = own.recomputation <= other.recomputation and own.microbatches <= other.microbatches
+        return self.plan.fits and own.parallel == other.parallel and fewer
 
 
 @dataclasses.dataclass
@@ -226,11 +199,6 @@ class SearchResult:
     stopped: bool = False
     """Interrupted before the end."""
 
-    def refuse(self, error: UserError) -> None:
-        """Count a candidate that the model does not allow."""
-        why = str(error).partition(". ")[0]
-        self.unsuited[why] = self.unsuited.get(why, 0) + 1
-
     @property
     def ranked(self) -> list[SearchRow]:
         """Rows that fit, fastest first, then those that do not."""
@@ -241,29 +209,27 @@ class SearchResult:
         """The fastest that fits; None without one."""
         return next((row for row in self.ranked if row.plan.fits), None)
 
-    def is_pareto(self, row: SearchRow) -> bool:
-        """Return whether a row fits, and no other beats it in both memory and time."""
-        fit = [other for other in self.rows if other.plan.fits]
-        return row.plan.fits and not any(other.beats(row) for other in fit)
-
     def plain(self) -> dict[str, Any]:
         """Return the contents as JSON values."""
         rows = [
             {
-                "settings": row.candidate.describe(),
+                "settings": _words(row.candidate),
                 "default": row is self.rows[0],
                 "fits": row.plan.fits,
                 "peak": row.plan.peak,
                 "limit": row.plan.memory["limit"],
                 "seconds": row.seconds,
                 "mfu": row.plan.mfu,
-                "pareto": self.is_pareto(row),
             }
             for row in self.ranked
         ]
         names = ("considered", "too_large", "unsuited", "stopped")
         counts = {name: getattr(self, name) for name in names}
-        return {"rows": rows, "best": self.best and self.best.candidate.describe(), **counts}
+        return {"rows": rows, "best": self.best and _words(self.best.candidate), **counts}
+
+
+def _words(candidate: Candidate) -> str:
+    return " ".join(candidate.describe())
 
 
 def search(
@@ -275,83 +241,75 @@ def search(
 ) -> SearchResult:
     """Compile the config and the candidates that promise to be fastest; keep all on Ctrl-C.
 
+    Of a layout, no candidate is compiled after one that fits with less recomputation and fewer
+    microbatches, nor one that is too large by its shapes.
+
     Args:
         compiles: programs to compile at most, the config's own included.
 
     Raises:
         UserError: if the config is invalid.
     """
-    costs, result = Costs(config, topology), SearchResult([])
+    config = with_chosen_layout(config, topology)
+    estimates, result = Estimates(config, topology), SearchResult([])
+    refused: dict[Any, UserError] = {}  # layouts with microbatches that the model does not allow
 
-    def try_candidate(candidate: Candidate) -> None:
-        plan = make_plan(candidate.apply(config), topology)
+    def compile_candidate(candidate: Candidate) -> None:
+        try:
+            plan = make_plan(candidate.apply(config), topology)
+        except UserError as error:
+            refused[candidate[:2]] = error
+            raise
         row = SearchRow(candidate, plan)
         result.rows.append(row)
         report(
-            f"{len(result.rows)} of {compiles}: {candidate.describe()}: {format_bytes(plan.peak)}, "
+            f"{len(result.rows)} of {compiles}: {_words(candidate)}: {format_bytes(plan.peak)}, "
             f"{'fits' if plan.fits else 'does not fit'}, {format_seconds(row.seconds)}"
             f"{' (cached)' if plan.cached else ''}"
         )
 
     try:
-        try_candidate(current(config))
-        report("counting memory and operations of the candidates by their shapes")
-        found = _with_costs(config, topology, costs, result)
-        report(f"{result.considered} candidates; compiling {compiles} at most")
-        error = result.rows[0].plan.peak / max(costs.memory(current(config)), 1)
-        fits = lambda memory: not topology.limit or error * memory <= topology.limit
-        promising = [candidate for _, memory, candidate in found if fits(memory)]
-        result.too_large = len(found) - len(promising)
-        for candidate in promising:
-            if len(result.rows) >= compiles:
-                break
+        compile_candidate(current(config))
+        error = result.rows[0].plan.peak / max(estimates.memory(current(config)), 1)
+        for candidate in candidates(config, estimates):
+            result.considered += 1
             try:
-                try_candidate(candidate)
-            except UserError as refused:
-                result.refuse(refused)
+                if topology.limit and error * estimates.memory(candidate) > topology.limit:
+                    result.too_large += 1
+                elif candidate[:2] in refused:
+                    raise refused[candidate[:2]]
+                elif len(result.rows) < compiles and not any(
+                    row.settles(candidate) for row in result.rows
+                ):
+                    compile_candidate(candidate)
+            except UserError as refusal:
+                why = str(refusal).partition(". ")[0]
+                result.unsuited[why] = result.unsuited.get(why, 0) + 1
     except KeyboardInterrupt:
         result.stopped = True
     return result
 
 
-def _with_costs(
-    config: RunConfig, topology: Topology, costs: Costs, result: SearchResult
-) -> list[tuple[float, int, Candidate]]:
-    """Return analytic time and memory of each candidate, fastest first; of equal ones the first."""
-    found: dict[tuple[float, int], Candidate] = {}
-    for candidate in candidates(config, topology, costs):
-        result.considered += 1
-        try:
-            candidate.apply(config)
-            key = round(costs.seconds(candidate), 6), costs.memory(candidate)
-            found.setdefault(key, candidate)
-        except UserError as error:
-            result.refuse(error)
-    return [(*key, found[key]) for key in sorted(found)]
-
-
 def format_search(result: SearchResult) -> str:
     """Return the ranked table, and what was left out."""
-    rows = [("", "a step", "of default", "MFU", "memory", "settings")]
+    rows = [("a step", "of default", "MFU", "memory", "settings")]
     for row in result.ranked:
         rows.append(
             (
-                "*" if result.is_pareto(row) else "",
                 format_seconds(row.seconds),
                 f"{row.seconds / result.rows[0].seconds:.0%}",
                 f"{row.plan.mfu:.0%}" if row.plan.mfu else "",
                 format_bytes(row.plan.peak) + ("" if row.plan.fits else ", too large"),
-                row.candidate.describe() + (" (the config)" if row is result.rows[0] else ""),
+                _words(row.candidate) + (" (the config)" if row is result.rows[0] else ""),
             )
         )
-    lines = align_columns(rows, right=(1, 2, 3, 4))
-    lines.append("* no other is both smaller and faster; times are estimates, not measurements")
-    left = result.considered - len(result.rows) - result.too_large - sum(result.unsuited.values())
-    lines.append(
-        f"{result.considered} candidates: {len(result.rows)} compiled; by their shapes "
-        f"{result.too_large} are too large and {max(left, 0)} slower; "
-        f"{sum(result.unsuited.values())} are unsuited"
-    )
+    unsuited = sum(result.unsuited.values())
+    lines = [
+        *align_columns(rows, right=(0, 1, 2, 3)),
+        "times are estimates, not measurements",
+        f"{result.considered} candidates: {len(result.rows)} compiled; {result.too_large} are too "
+        f"large by their shapes, {unsuited} are unsuited",
+    ]
     lines += [f"  unsuited, {count}: {why}" for why, count in result.unsuited.items()]
     if result.stopped:
         lines.append("stopped; the same command resumes from the cache")

@@ -1,6 +1,7 @@
 """The report page: one HTML file without scripts or other files, with all run data escaped."""
 
 import base64
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
@@ -38,25 +39,23 @@ def render_page(
         title: the name of a sweep or folder; by default the names of the runs.
         ranking: lines of a ranking of the runs.
     """
-    names = _names(stories)
-    title = f"{title}: {len(names)} runs" if title else _joined(names)
+    stories = _with_unique_names(stories)
+    title = f"{title}: {len(stories)} runs" if title else _joined([x.name for x in stories])
+    ranked = escape("\n".join(ranking))
     parts = [
-        _troubles(stories, names),
-        f'<section id="overview">{render_overview(stories, names)}</section>\n',
-        _section(
-            "Ranking",
-            f'<pre class="table">{escape(chr(10).join(ranking))}</pre>' if ranking else "",
-        ),
-        _section("Curves", _charts(metric_charts(stories, names))),
-        _section("What differs", _differences(stories, names)),
-        _section("Pictures", _pictures(stories, names)),
-        _section("Tables of numbers", _matrices(stories, names)),
-        _section("Samples", _texts(stories, names, lambda story: story.samples)),
-        _section("Speed", _charts(speed_charts(stories, names))),
-        _section("Leaves", _charts(leaf_charts(stories, names))),
-        _section("Environment", _environment(stories, names)),
-        _section("Values", _values(stories, names)),
-        _section("Logs", _texts(stories, names, _log_tail)),
+        _troubles(stories),
+        f'<section id="overview">{render_overview(stories)}</section>\n',
+        _section("Ranking", f'<pre class="table">{ranked}</pre>' if ranked else ""),
+        _section("Curves", _charts(metric_charts(stories))),
+        _section("What differs", _differences(stories)),
+        _section("Pictures", _pictures(stories)),
+        _section("Tables of numbers", _matrices(stories)),
+        _section("Samples", _texts(stories, lambda story: story.samples)),
+        _section("Speed", _charts(speed_charts(stories))),
+        _section("Leaves", _charts(leaf_charts(stories))),
+        _section("Environment", _environment(stories)),
+        _section("Values", _values(stories)),
+        _section("Logs", _texts(stories, _log_tail)),
     ]
     return render_document(title, "".join(parts), policy=f"{STYLES}; img-src data:")
 
@@ -67,10 +66,11 @@ def _charts(charts: Charts) -> str:
     return f'<div class="charts">{figures}</div>' if figures else ""
 
 
-def _names(stories: Sequence[RunStory]) -> list[str]:
-    """Return the name of each run; its directory if two runs share a name."""
+def _with_unique_names(stories: Sequence[RunStory]) -> list[RunStory]:
+    """Return the runs; those that share a name are named by their directories."""
     names = [story.name for story in stories]
-    return [n if names.count(n) == 1 else str(s.path) for n, s in zip(names, stories, strict=True)]
+    unique = lambda story: story.name if names.count(story.name) == 1 else str(story.path)
+    return [dataclasses.replace(story, name=unique(story)) for story in stories]
 
 
 def _joined(names: Sequence[str]) -> str:
@@ -83,19 +83,19 @@ def _section(title: str, body: str) -> str:
     return f'<section id="{anchor}-section"><h2>{title}</h2>{body}</section>\n' if body else ""
 
 
-def _troubles(stories: Sequence[RunStory], names: Sequence[str]) -> str:
-    troubles = [(n, line) for n, s in zip(names, stories, strict=True) for line in s.troubles]
-    lines = "".join(f"<li><b>{escape(n)}</b> {escape(line)}</li>" for n, line in troubles)
-    return (
-        f'<section class="troubles"><h2>Damaged</h2><ul>{lines}</ul></section>' if troubles else ""
+def _troubles(stories: Sequence[RunStory]) -> str:
+    lines = "".join(
+        f"<li><b>{escape(story.name)}</b> {escape(line)}</li>"
+        for story in stories
+        for line in story.troubles
     )
+    return f'<section class="troubles"><h2>Damaged</h2><ul>{lines}</ul></section>' if lines else ""
 
 
-def _differences(stories: Sequence[RunStory], names: Sequence[str]) -> str:
-    with_config = [(name, s) for name, s in zip(names, stories, strict=True) if s.config]
-    if len(with_config) < 2:
+def _differences(stories: Sequence[RunStory]) -> str:
+    stories = [story for story in stories if story.config]
+    if len(stories) < 2:
         return ""
-    stories = [story for _, story in with_config]
     keys = dict.fromkeys(key for story in stories for key in story.config)
     rows = []
     for key in keys:
@@ -104,15 +104,15 @@ def _differences(stories: Sequence[RunStory], names: Sequence[str]) -> str:
             rows.append([f"<code>{escape(key)}</code>", *map(escape, values)])
     if not rows:
         return "<p>Nothing: these runs have the same values.</p>"
-    return render_table(["value", *(escape(name) for name, _ in with_config)], rows)
+    return render_table(["value", *(escape(story.name) for story in stories)], rows)
 
 
-def _values(stories: Sequence[RunStory], names: Sequence[str]) -> str:
+def _values(stories: Sequence[RunStory]) -> str:
     text = lambda s: "\n".join(f"{key}: {_spell(value)}" for key, value in s.config.items())
-    return _texts(stories, names, text)
+    return _texts(stories, text)
 
 
-def _environment(stories: Sequence[RunStory], names: Sequence[str]) -> str:
+def _environment(stories: Sequence[RunStory]) -> str:
     rows = []
     for fact in ENVIRONMENT:
         values = [_plain(story.facts.get(fact, "")) for story in stories]
@@ -121,26 +121,27 @@ def _environment(stories: Sequence[RunStory], names: Sequence[str]) -> str:
         mark = "" if same else ' <small class="differs">differs</small>'
         if any(values):
             rows.append([f"{escape(fact)}{mark}", *map(escape, values)])
-    return render_table(["", *map(escape, names)], rows) if rows else ""
+    return render_table(["", *(escape(story.name) for story in stories)], rows) if rows else ""
 
 
-def _pictures(stories: Sequence[RunStory], names: Sequence[str]) -> str:
+def _pictures(stories: Sequence[RunStory]) -> str:
+    html = '<img alt="{}" src="data:image/png;base64,{}">'
+    image = lambda each: html.format(escape(each.name), base64.b64encode(each.png).decode())
+    found = [(story, each) for story in stories for each in story.pictures]
+    return _figures([(story, x.name, x.step, image(x)) for story, x in found])
+
+
+def _matrices(stories: Sequence[RunStory]) -> str:
+    found = [(story, each) for story in stories for each in newest_matrices(story)]
+    return _figures([(story, x["name"], x["step"], _heat(x["cells"])) for story, x in found])
+
+
+def _figures(found: Sequence[tuple[RunStory, str, int, str]]) -> str:
+    """Return figures side by side: the run, the name and the step of each, and its HTML."""
     figures = [
-        f'<figure><img alt="{escape(picture.name)}" src="data:image/png;base64,'
-        f'{base64.b64encode(picture.png).decode()}"><figcaption>{escape(name)}: '
-        f"{escape(picture.name)}, step {picture.step:,}</figcaption></figure>"
-        for name, story in zip(names, stories, strict=True)
-        for picture in story.pictures
-    ]
-    return f'<div class="pictures">{"".join(figures)}</div>' if figures else ""
-
-
-def _matrices(stories: Sequence[RunStory], names: Sequence[str]) -> str:
-    figures = [
-        f"<figure>{_heat(matrix['cells'])}<figcaption>{escape(name)}: {escape(matrix['name'])}, "
-        f"step {matrix['step']:,}</figcaption></figure>"
-        for name, story in zip(names, stories, strict=True)
-        for matrix in newest_matrices(story)
+        f"<figure>{html}<figcaption>{escape(f'{story.name}: {name}')}, step {step:,}</figcaption>"
+        f"</figure>"
+        for story, name, step, html in found
     ]
     return f'<div class="pictures">{"".join(figures)}</div>' if figures else ""
 
@@ -166,9 +167,9 @@ def _heat(cells: Sequence[Sequence[float | int | None]]) -> str:
     )
 
 
-def _texts(stories: Sequence[RunStory], names: Sequence[str], text: Any) -> str:
+def _texts(stories: Sequence[RunStory], text: Callable[[RunStory], str]) -> str:
     short = lambda words: words.count("\n") <= 40
-    texts = [(name, text(story)) for name, story in zip(names, stories, strict=True)]
+    texts = [(story.name, text(story)) for story in stories]
     opened = " open" if len(texts) == 1 and short(texts[0][1]) else ""
     return "".join(
         f"<details{opened}><summary>{escape(name)}</summary><pre>{escape(words)}</pre></details>"
@@ -204,19 +205,18 @@ def render_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 METRICS = 8  # columns of evaluations
 
 
-def render_overview(stories: Sequence[RunStory], names: Sequence[str]) -> str:
+def render_overview(stories: Sequence[RunStory]) -> str:
     """Return the table of all runs: status, step, losses, evaluations, speed."""
     summaries = [summarize_run(story) for story in stories]
-    metrics = list(dict.fromkeys(name for summary in summaries for name in summary["validation"]))[
-        :METRICS
-    ]
+    names = dict.fromkeys(name for summary in summaries for name in summary["validation"])
+    metrics = list(names)[:METRICS]
     goals = {summary["best"]["name"] for summary in summaries if summary["best"]}
     best = f"best {escape(next(iter(goals)))}" if len(goals) == 1 else "best"
     head = ["run", "status", "step", "loss", *map(escape, metrics), best]
     rows = []
-    for name, story, summary in zip(names, stories, summaries, strict=True):
+    for story, summary in zip(stories, summaries, strict=True):
         numbers = [_or_dash(summary["validation"].get(metric), format_number) for metric in metrics]
-        cells = [escape(name), _status(story), _step(story, summary["steps"])]
+        cells = [escape(story.name), _status(story), _step(story, summary["steps"])]
         cells += [_or_dash(summary["loss"], format_number), *numbers, _best(summary["best"], goals)]
         rows.append(cells + _speed(summary))
     return render_table([*head, "speed", "waiting", "trained"], rows)

@@ -1,112 +1,23 @@
-"""The runs that a command line names, and the readable contents of a run's directory."""
+"""The readable contents of a run's directory, which may be damaged."""
 
 import dataclasses
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from jtrain.config.dump import flatten
 from jtrain.config.node import without_origins
 from jtrain.config.read import read as read_config
-from jtrain.config.top import RUNS
-from jtrain.errors import ConfigError, UserError
-from jtrain.io.object_store import check_local_run
+from jtrain.errors import UserError
 from jtrain.io.regular_files import (
     LinkError,
     TooLargeError,
     check_no_link,
     parse_json,
     read_bytes,
-    read_json,
 )
 from jtrain.train.evaluation import NAME as EVALUATIONS
-
-DEPTH = 2  # runs/ has sweeps, and a sweep has runs
-
-
-@dataclasses.dataclass(frozen=True)
-class RunQuery:
-    """The runs that the words of a command line name."""
-
-    runs: Sequence[Path]
-    """The directories of the runs, each once."""
-    folder: Path | None
-    """The sweep or folder of all runs, if it was the only word."""
-    skipped: Sequence[str]
-    """A line for each word that names an existing path without a run."""
-
-
-def find_runs(words: Sequence[str]) -> RunQuery:
-    """Find runs by their directories or names in runs/.
-
-    A sweep, or another folder of runs, gives all its runs. Files and directories without a run are
-    skipped, since `runs/sweep/*` includes some.
-
-    Raises:
-        ConfigError: if a word names no path, or no word names a run.
-    """
-    runs: dict[Path, Path] = {}
-    skipped, folder = [], None
-    for word in words:
-        path = _find_path(word)
-        inside = [path] if holds_run(path) else list(_inside(path, DEPTH))
-        if not inside:
-            kind = "a directory without a run" if path.is_dir() else "a file"
-            skipped.append(f"{word} is {kind}, and is skipped")
-        elif inside != [path] and len(words) == 1:
-            folder = path
-        runs |= {run.resolve(): run for run in inside}
-    if not runs:
-        reasons = "; ".join(line.removesuffix(", and is skipped") for line in skipped)
-        raise ConfigError(
-            f"jtrain report: {reasons}. Name a run, a sweep, or a folder of runs. Available in "
-            f"runs/: {_available()}"
-        )
-    return RunQuery(list(runs.values()), folder, skipped)
-
-
-def holds_run(directory: Path) -> bool:
-    """Return whether a directory has any file of a run."""
-    return any((directory / name).is_file() for name in EXPECTED)
-
-
-def _find_path(word: str) -> Path:
-    check_local_run(word, "jtrain report")
-    for path in (Path(word), RUNS / word):
-        if path.exists():
-            return path
-    raise ConfigError(
-        f"jtrain report: {word} is not a directory. Available in runs/: {_available()}"
-    )
-
-
-def _available() -> str:
-    names = sorted(path.name for path in RUNS.glob("*") if path.is_dir())
-    return ", ".join(names) or "none: train one by jtrain run CONFIG"
-
-
-def _inside(folder: Path, depth: int) -> Iterator[Path]:
-    """Yield the runs in a folder; those of a sweep in its order."""
-    if not folder.is_dir() or not depth:
-        return
-    order = {name: index for index, name in enumerate(_members(folder))}
-    children = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
-    for child in sorted(children, key=lambda path: (order.get(path.name, len(order)), path.name)):
-        if holds_run(child):
-            yield child
-        else:
-            yield from _inside(child, depth - 1)
-
-
-def _members(folder: Path) -> list[str]:
-    """Return the directory names of a sweep's runs in order; empty if it is no sweep."""
-    try:
-        sweep = read_json(folder / "sweep.json", most=1 << 26, inside=folder)
-        return [member["name"].rpartition("/")[2] for member in sweep["members"]]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return []
-
 
 Row: TypeAlias = Mapping[str, Any]
 # Reported troubles per file; newest pictures; bytes of a picture.
@@ -188,14 +99,15 @@ def read_run(path: Path) -> RunStory:
     )
 
 
-def to_number(value: Any) -> float | None:
-    """Convert a value of a row to a number, including NaN and infinity; None if it is not one."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        return float(value)
-    except (ValueError, OverflowError):
-        return None
+def holds_run(directory: Path) -> bool:
+    """Return whether a directory has any file of a run."""
+    return any((directory / name).is_file() for name in EXPECTED)
+
+
+def finite_number(value: Any) -> float | None:
+    """Return a value of a row as a number; None if it is no finite one."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) <= sys.float_info.max else None
 
 
 def _rows(path: Path, troubles: list[str]) -> tuple[Row, ...]:
@@ -315,9 +227,3 @@ def _pictures(folder: Path, troubles: list[str]) -> tuple[RunPicture, ...]:
             else:
                 troubles.append(f"pictures/{file.name} is not a PNG")
     return tuple(sorted(pictures, key=lambda picture: (picture.name, picture.step)))
-
-
-def is_finite_number(value: Any) -> bool:
-    """Return whether a value of a row is a finite number."""
-    found = to_number(value)
-    return found is not None and math.isfinite(found)

@@ -2,7 +2,7 @@
 
 from fakes import names, the, write_files
 
-from jtrain.inspect.doctor.checks import Child, Finding
+from jtrain.inspect.doctor.checks import Finding, start_child
 from jtrain.inspect.doctor.examine import check_cluster, gather_cluster
 
 
@@ -53,8 +53,8 @@ def test_a_child_reports_until_it_dies(tmp_path, monkeypatch):
         },
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    with Child("dying", {"x": [1]}, timeout=300) as child:
-        ended = child.wait()
+    with start_child("dying", {"x": [1]}, timeout=300) as wait:
+        ended = wait()
     assert ended.reports == {"first": [1]}
     assert ended.errors == "why\n"
     assert ended.ending == "was killed by SIGSEGV"

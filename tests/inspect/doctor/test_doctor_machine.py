@@ -6,7 +6,7 @@ from fakes import names, result, the, write_files
 from full_disk import files_of_at_most
 from permissions import permissions_hold
 
-from jtrain.inspect.doctor.checks import Child, ChildResult
+from jtrain.inspect.doctor.checks import ChildResult, start_child
 from jtrain.inspect.doctor.disk import check_disk, probe
 
 
@@ -67,8 +67,8 @@ def test_space_and_speed(tmp_path):
 def test_a_file_server_that_hangs(tmp_path, monkeypatch):
     write_files(tmp_path, {"hanging.py": "import time\ndef main(given): time.sleep(60)\n"})
     monkeypatch.syspath_prepend(str(tmp_path))
-    with Child("hanging", {}, timeout=0.5) as child:
-        ended = child.wait()
+    with start_child("hanging", {}, timeout=0.5) as wait:
+        ended = wait()
     (finding,) = check_disk(tmp_path, ended)
     assert finding.name == "disk-hangs"
     assert "its file server hangs" in finding.found

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import pytest
 from small_plans import small
 
-from jtrain.inspect.plan.collectives import Collective, collectives_of
+from jtrain.inspect.plan.collectives import Collective, collective_table, collectives_of
 from jtrain.inspect.plan.compile import compile_step
 from jtrain.inspect.plan.hlo import HloProgram
 from jtrain.inspect.plan.op_costs import op_cost, op_flops, unknown_kernels
-from jtrain.inspect.plan.plan import collective_table, make_plan
-from jtrain.inspect.plan.roofline import Estimate, chip_speeds
-from jtrain.inspect.plan.schedule import Simulation, Speeds, Timeline, mark_overlapped
+from jtrain.inspect.plan.plan import make_plan
+from jtrain.inspect.plan.roofline import chip_speeds
+from jtrain.inspect.plan.schedule import Simulation, Speeds, mark_overlapped
 from jtrain.inspect.plan.topology import find_topology
 from jtrain.parallel.chips import CHIPS, GPUS
 from jtrain.train.runtime import enable_compilation_cache
@@ -257,11 +257,6 @@ def test_a_collective_of_machines_uses_their_networks():
     ]:
         speeds = chip_speeds(H100, mesh, gpus(machines, 8))
         assert speeds.link(collective("all-gather", *axes)) == pytest.approx(1e9 * gigabytes)
-
-
-def test_mfu_counts_the_models_flops_against_the_peak():
-    found = Estimate(Timeline(total=2.0), peak=100.0, chip="", source="")
-    assert found.mfu(800.0, devices=8) == 0.5
 
 
 @pytest.mark.thorough

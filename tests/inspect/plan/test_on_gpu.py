@@ -22,7 +22,7 @@ from tpu_programs import (
 )
 
 from jtrain.config.resolve import resolve
-from jtrain.inspect.plan.plan import collective_table
+from jtrain.inspect.plan.collectives import collective_table
 from jtrain.inspect.plan.topology import find_topology
 from jtrain.train.program import set_up
 

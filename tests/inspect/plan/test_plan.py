@@ -21,6 +21,7 @@ from jtrain.inspect.plan.topology import (
     SLICES,
     find_topology,
 )
+from jtrain.inspect.sharding_table import describe_sharding
 from jtrain.io.formatting import format_bytes
 from jtrain.parallel.chips import CHIPS
 from jtrain.train.program import set_up
@@ -158,9 +159,10 @@ def test_a_device_has_its_share():
 
 @pytest.mark.thorough
 def test_a_plan_prints_the_parts_of_a_state():
-    plan = make_plan(small(LORA, "lora.frozen=nf4"), find_topology("cpu:4"))
+    config, topology = small(LORA, "lora.frozen=nf4"), find_topology("cpu:4")
+    plan = make_plan(config, topology)
     text = format_plan(plan)
-    assert sum(part.bytes for part in plan.parts) == plan.leaves
+    assert plan.leaves == describe_sharding(set_up(config, among=topology.devices)).device
     lines = [line.split() for line in text.splitlines()]
     row = next(words for words in lines if words[:1] == ["frozen"] and words[-1] == "nf4")
     assert row == ["frozen", "4.61kB", "in", "nf4"]  # 8,192 numbers of 0.5625 bytes

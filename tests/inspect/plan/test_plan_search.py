@@ -11,7 +11,7 @@ from jtrain.cli import main
 from jtrain.config.resolve import resolve
 from jtrain.inspect.plan import advice
 from jtrain.inspect.plan.plan import make_plan
-from jtrain.inspect.plan.search import Costs, candidates, current
+from jtrain.inspect.plan.search import Estimates, candidates, current, with_chosen_layout
 from jtrain.inspect.plan.topology import find_topology
 from jtrain.train.program import set_up
 from jtrain.train.summary import count_step_flops
@@ -22,9 +22,10 @@ CPU = ["plan", str(CONFIG), *SMALL, "--topology", "cpu:8"]
 @pytest.mark.thorough
 def test_candidates_divide_the_rows_and_name_what_changes():
     config, topology = small(), find_topology("cpu:8")
-    found = list(candidates(config, topology, Costs(config, topology)))
+    found = list(candidates(config, Estimates(config, topology)))
     assert len(set(found)) == len(found)
-    for each in found:
+    assert found[0].parallel == config.parallel
+    for each in (each for each in found if each.parallel != config.parallel):
         sizes = each.parallel
         rows = sizes.data * sizes.fsdp * sizes.expert * each.microbatches
         assert config.batch % rows == 0
@@ -33,6 +34,8 @@ def test_candidates_divide_the_rows_and_name_what_changes():
     assert ("full", ()) in remats
     assert ("names", ("qkv", "attention")) in remats
     assert current(config).apply(config) == config
+    chosen = with_chosen_layout(small("parallel.kind=auto"), topology)
+    assert Estimates(chosen, topology).memory(current(chosen)) > 0
 
 
 @pytest.mark.thorough
@@ -45,7 +48,6 @@ def test_a_search_ranks_and_resumes_and_writes(tmp_path, capsys):
     assert sum(row["default"] for row in first["rows"]) == 1
     fit = [row["seconds"] for row in first["rows"] if row["fits"]]
     assert fit == sorted(fit)
-    assert first["rows"][0]["pareto"]
     written = resolve(file).config
     assert {key: getattr(written, key) for key in ("batch", "steps")} == {
         "batch": 16,
