@@ -68,9 +68,15 @@ def typed(command: list[str], cwd: Path, first: Path | None = None) -> str:
     if first is not None:
         env["PATH"] = f"{first}{os.pathsep}{env['PATH']}"
     done = subprocess.run(
-        command, cwd=cwd, env=env, text=True, timeout=1200, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, check=False,
-    )  # fmt: skip
+        command,
+        cwd=cwd,
+        env=env,
+        text=True,
+        timeout=1200,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout
     return done.stdout
 

@@ -34,15 +34,23 @@ PROGRAMS = {
     "remat": (lambda x, y: jax.checkpoint(lambda a, b: (a * 2, jnp.sin(b)))(x, y), [{0}, {1}]),
     "custom_vjp": (custom, [{0}, {1}]),
     "scan": (carried, [{1}, {0, 1}]),
-    "scan over rows": (lambda x, y: jax.lax.scan(lambda c, r: (c + x, (r, c)), y,
-        jnp.ones((3, 2)) * x), [{0, 1}, {0}, {0, 1}]),
-    "cond": (lambda x, y: jax.lax.cond(x > 0, lambda a, b: (a + 1, b), lambda a, b: (a, b + 1), x,
-        y), [{0}, {0, 1}]),
-    "cond takes any branch": (lambda x, y: jax.lax.cond(True, lambda a, b: a, lambda a, b: b, x, y),
-        [{0, 1}]),
-    "while": (lambda x, y: jax.lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] * 2),
-        (x, y)), [{0}, {0, 1}]),
-}  # fmt: skip
+    "scan over rows": (
+        lambda x, y: jax.lax.scan(lambda c, r: (c + x, (r, c)), y, jnp.ones((3, 2)) * x),
+        [{0, 1}, {0}, {0, 1}],
+    ),
+    "cond": (
+        lambda x, y: jax.lax.cond(x > 0, lambda a, b: (a + 1, b), lambda a, b: (a, b + 1), x, y),
+        [{0}, {0, 1}],
+    ),
+    "cond takes any branch": (
+        lambda x, y: jax.lax.cond(True, lambda a, b: a, lambda a, b: b, x, y),
+        [{0, 1}],
+    ),
+    "while": (
+        lambda x, y: jax.lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] * 2), (x, y)),
+        [{0}, {0, 1}],
+    ),
+}
 
 
 @pytest.mark.parametrize(("program", "wanted"), PROGRAMS.values(), ids=PROGRAMS.keys())

@@ -244,12 +244,15 @@ def test_the_derivative_of_the_value_is_the_gradient_given_with_it():
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one device": {"parallel": Single()},
-    "one device, microbatches, float16": {"parallel": Single(), "microbatches": 2,
-        "precision": F16(initial=4.0)},
+    "one device, microbatches, float16": {
+        "parallel": Single(),
+        "microbatches": 2,
+        "precision": F16(initial=4.0),
+    },
     "fsdp": {"parallel": FSDP(devices=8, min_size=0)},
     "shard_map": {"parallel": Mirrored(devices=8, impl="shard_map"), "microbatches": 2},
     "pmap": {"parallel": Mirrored(devices=8, impl="pmap")},
-}  # fmt: skip
+}
 
 
 def faults(count: int, seed: int) -> tuple[Fault, ...]:

@@ -172,8 +172,15 @@ def test_rows_of_each_format_are_one_conversation(row, before):
 
 def test_fields_that_parquet_fills_with_null_are_not_there(tmp_path):
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    row = {"messages": [USER, {"role": "assistant", "tool_calls": [call({"a": 2})]},
-                        {"role": "tool", "content": "4"}, ANSWER], "tools": [TOOL]}  # fmt: skip
+    row = {
+        "messages": [
+            USER,
+            {"role": "assistant", "tool_calls": [call({"a": 2})]},
+            {"role": "tool", "content": "4"},
+            ANSWER,
+        ],
+        "tools": [TOOL],
+    }
     other = {"messages": [USER, {**ANSWER, "tool_calls": [call({"b": 1})]}], "tools": [OTHER]}
     parquet.write_table(arrow.Table.from_pylist([row, other]), tmp_path / "a.parquet")
     found, _ = read_conversations(str(tmp_path / "a.parquet"), "messages")
@@ -219,14 +226,23 @@ def test_calls_of_tools_are_learned(content, arguments):
         (CHATML, "tool_calls", [USER, {**ANSWER, "content": None, "tool_calls": [call({})]}]),
         (CHATML, "reasoning_content", [USER, {**ANSWER, "reasoning_content": "so"}]),
         (CHATML, "tools", {"messages": [USER, ANSWER], "tools": [TOOL]}),
-        (TOOLS.replace("m.tool_calls", "(m.tool_calls or [])[:1]"), "tool_calls",
-         [USER, {"role": "assistant", "tool_calls": [call({}), call({})]}]),
-        (TOOLS.replace("{{ m.content }}{% for", "{{ '' if m.tool_calls else m.content }}{% for"),
-         "content", [USER, {**ANSWER, "tool_calls": [call({})]}]),
-        ("{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}", "content",
-         [{"role": "system", "content": "Be brief."}, USER, ANSWER]),
+        (
+            TOOLS.replace("m.tool_calls", "(m.tool_calls or [])[:1]"),
+            "tool_calls",
+            [USER, {"role": "assistant", "tool_calls": [call({}), call({})]}],
+        ),
+        (
+            TOOLS.replace("{{ m.content }}{% for", "{{ '' if m.tool_calls else m.content }}{% for"),
+            "content",
+            [USER, {**ANSWER, "tool_calls": [call({})]}],
+        ),
+        (
+            "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}",
+            "content",
+            [{"role": "system", "content": "Be brief."}, USER, ANSWER],
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_the_template_does_not_write_is_refused_by_name(template, name, row):
     row = row if isinstance(row, dict) else {"messages": row}
     with pytest.raises(DataError) as refused:

@@ -88,31 +88,59 @@ def alone(term: Callable, arrays: tuple, plain: Callable) -> Row:
 
 MEMBERS = {
     "cross_entropy": Row(cross_entropy, *CLASSES, plain_nats, accuracy),
-    "smoothed cross_entropy": Row(lambda z, y, m: cross_entropy(z, y, m, smoothing=0.3), *CLASSES,
-        lambda z, y: 0.7 * plain_nats(z, y) - 0.3 * log_chances(z).mean(-1), accuracy),
-    "soft_cross_entropy": Row(soft_cross_entropy,
+    "smoothed cross_entropy": Row(
+        lambda z, y, m: cross_entropy(z, y, m, smoothing=0.3),
+        *CLASSES,
+        lambda z, y: 0.7 * plain_nats(z, y) - 0.3 * log_chances(z).mean(-1),
+        accuracy,
+    ),
+    "soft_cross_entropy": Row(
+        soft_cross_entropy,
         *(3 * normal(ROWS, 7), DRAW.dirichlet(np.ones(7), ROWS).astype(np.float32), ROW_MASK),
-        lambda z, p: -(p * log_chances(z)).sum(-1), same_class),
-    "distillation": Row(lambda z, y, m: distillation(z, y, m, temperature=2.0),
-        *(3 * normal(ROWS, 7), 3 * normal(ROWS, 7), ROW_MASK), plain_divergence, same_class),
+        lambda z, p: -(p * log_chances(z)).sum(-1),
+        same_class,
+    ),
+    "distillation": Row(
+        lambda z, y, m: distillation(z, y, m, temperature=2.0),
+        *(3 * normal(ROWS, 7), 3 * normal(ROWS, 7), ROW_MASK),
+        plain_divergence,
+        same_class,
+    ),
     "next_token": Row(next_token, *TOKENS, plain_nats, accuracy),
-    "chunked_next_token": Row(lambda x, y, m: chunked_next_token(x, HEAD, y, m, chunk=2),
-        *(normal(ROWS, 5, 4), labels(ROWS, 5), TOKEN_MASK), lambda x, y: plain_nats(x @ HEAD.T, y),
-        lambda x, y: accuracy(x @ HEAD.T, y)),
+    "chunked_next_token": Row(
+        lambda x, y, m: chunked_next_token(x, HEAD, y, m, chunk=2),
+        *(normal(ROWS, 5, 4), labels(ROWS, 5), TOKEN_MASK),
+        lambda x, y: plain_nats(x @ HEAD.T, y),
+        lambda x, y: accuracy(x @ HEAD.T, y),
+    ),
     "z_loss": alone(z_loss, TOKENS, lambda z: jnp.log(jnp.exp(z).sum(-1)) ** 2),
-    "balance of experts": alone(lambda z, m: balance(z[:, None], m, top_k=2),
-        (3 * normal(ROWS, 5, 4), normal(1), np.repeat(ROW_MASK[:, None], 5, 1)), plain_balance),
+    "balance of experts": alone(
+        lambda z, m: balance(z[:, None], m, top_k=2),
+        (3 * normal(ROWS, 5, 4), normal(1), np.repeat(ROW_MASK[:, None], 5, 1)),
+        plain_balance,
+    ),
     "squared_error": Row(squared_error, *NUMBERS, lambda z, y: ((z - y) ** 2).mean(-1), distance),
-    "huber": Row(lambda z, y, m: huber(z, y, m, delta=0.8), *NUMBERS,
-        lambda z, y: jnp.where(abs(z - y) < 0.8, (z - y) ** 2 / 2,
-        0.8 * (abs(z - y) - 0.4)).mean(-1), distance),
-    "binary_cross_entropy": Row(binary_cross_entropy,
+    "huber": Row(
+        lambda z, y, m: huber(z, y, m, delta=0.8),
+        *NUMBERS,
+        lambda z, y: jnp.where(abs(z - y) < 0.8, (z - y) ** 2 / 2, 0.8 * (abs(z - y) - 0.4)).mean(
+            -1
+        ),
+        distance,
+    ),
+    "binary_cross_entropy": Row(
+        binary_cross_entropy,
         *(3 * normal(ROWS, 3), DRAW.uniform(size=(ROWS, 3)).astype(np.float32), ROW_MASK),
         lambda z, y: (y * jnp.log(1 + jnp.exp(-z)) + (1 - y) * jnp.log(1 + jnp.exp(z))).mean(-1),
-        lambda z, y: ((z > 0) == (y > 0.5)).mean(-1)),
-    "kl of elbo": Row(latent_loss, *NUMBERS, lambda m, v: ((m**2 + jnp.exp(v) - 1 - v) / 2).sum(-1),
-        lambda m, v: ((m**2 + jnp.exp(v) - 1 - v) / 2).sum(-1)),
-}  # fmt: skip
+        lambda z, y: ((z > 0) == (y > 0.5)).mean(-1),
+    ),
+    "kl of elbo": Row(
+        latent_loss,
+        *NUMBERS,
+        lambda m, v: ((m**2 + jnp.exp(v) - 1 - v) / 2).sum(-1),
+        lambda m, v: ((m**2 + jnp.exp(v) - 1 - v) / 2).sum(-1),
+    ),
+}
 
 
 class Compiled(NamedTuple):

@@ -69,8 +69,9 @@ IMAGE = {"image": (6, 6, 2), "classes": 5, "dropout": 0.2}
 
 MEMBERS = {
     "transformer": Row(Transformer(**SMALL), outputs=(ROWS, 6, 11), **TEXT),
-    "transformer, free head, no bias": Row(Transformer(**SMALL, tied=False, bias=False),
-        outputs=(ROWS, 6, 11), **TEXT),
+    "transformer, free head, no bias": Row(
+        Transformer(**SMALL, tied=False, bias=False), outputs=(ROWS, 6, 11), **TEXT
+    ),
     **{
         f"transformer, {kind} experts": Row(
             Transformer(**SMALL, bias=False, experts={"kind": kind, "count": 3}),
@@ -79,17 +80,23 @@ MEMBERS = {
         )
         for kind in ("dropless", "capacity")
     },
-    "mlp": Row(MLP(inputs=12, widths=(32, 16), classes=5, dropout=0.2),
+    "mlp": Row(
+        MLP(inputs=12, widths=(32, 16), classes=5, dropout=0.2),
         inputs=DRAW.standard_normal((ROWS, 3, 4)).astype(np.float32),
-        targets=DRAW.integers(0, 5, ROWS).astype(np.int32), loss=_class, outputs=(ROWS, 5)),
+        targets=DRAW.integers(0, 5, ROWS).astype(np.int32),
+        loss=_class,
+        outputs=(ROWS, 5),
+    ),
     "cnn": Row(CNN(**IMAGE, channels=(8, 16), widths=(16,)), **IMAGES),
     "resnet": Row(ResNet(**IMAGE, blocks=(1,), width=16, bottleneck=True), **IMAGES),
-    "resnet, group norm, small images": Row(ResNet(**IMAGE, blocks=(1,), width=16, norm="group",
-        groups=4, stem="cifar"), **IMAGES),
-    "efficientnet lite": Row(EfficientNetLite(**IMAGE, stem=16, widths=(8,) * 7, blocks=(1,) * 7,
-        features=16), **IMAGES),
+    "resnet, group norm, small images": Row(
+        ResNet(**IMAGE, blocks=(1,), width=16, norm="group", groups=4, stem="cifar"), **IMAGES
+    ),
+    "efficientnet lite": Row(
+        EfficientNetLite(**IMAGE, stem=16, widths=(8,) * 7, blocks=(1,) * 7, features=16), **IMAGES
+    ),
     "vit": Row(ViT(**IMAGE, patch=3, layers=1, heads=2, width=16), **IMAGES),
-}  # fmt: skip
+}
 
 
 def rows_interact(name: str) -> RowsInteract:
@@ -97,9 +104,12 @@ def rows_interact(name: str) -> RowsInteract:
 
 
 LONG = {
-    "transformer, dropless experts", "transformer, free head, no bias",
-    "transformer, capacity experts", "resnet, group norm, small images", "efficientnet lite",
-}  # fmt: skip
+    "transformer, dropless experts",
+    "transformer, free head, no bias",
+    "transformer, capacity experts",
+    "resnet, group norm, small images",
+    "efficientnet lite",
+}
 
 
 @pytest.fixture(
@@ -198,11 +208,15 @@ def test_every_parameter_gets_a_gradient(row):
 # have their own axis (test_every_axis.py).
 STEPS, OPTIMIZER = 3, optax.sgd(0.1)
 SPLITS = {
-    "transformer": ("fsdp", 2), "transformer, free head, no bias": ("mirrored jit", 2),
-    "mlp": ("mirrored shard_map", 1), "cnn": ("mirrored shard_map", 2), "resnet": ("fsdp", 1),
-    "resnet, group norm, small images": ("single", 2), "efficientnet lite": ("mirrored jit", 1),
+    "transformer": ("fsdp", 2),
+    "transformer, free head, no bias": ("mirrored jit", 2),
+    "mlp": ("mirrored shard_map", 1),
+    "cnn": ("mirrored shard_map", 2),
+    "resnet": ("fsdp", 1),
+    "resnet, group norm, small images": ("single", 2),
+    "efficientnet lite": ("mirrored jit", 1),
     "vit": ("mirrored pmap", 1),
-}  # fmt: skip
+}
 CASES = [
     pytest.param(
         *(name, layout, count),

@@ -126,9 +126,13 @@ def test_convolves_each_channel_as_xla_does_with_groups(kernel: int, stride: int
 
     def grouped(x, w):
         return jax.lax.conv_general_dilated(
-            x, w, (stride, stride), "SAME", feature_group_count=3,
+            x,
+            w,
+            (stride, stride),
+            "SAME",
+            feature_group_count=3,
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        )  # fmt: skip
+        )
 
     def ours(x, w):
         return convolve_channels(x, w, stride=stride)

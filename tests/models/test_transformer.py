@@ -98,9 +98,13 @@ def test_what_is_in_half_precision_is_computed_in_whole():
 
 # From the published configurations, biases and norms counted.
 PARAMETERS = {
-    "gpt2": 124_439_808, "gpt2-medium": 354_823_168, "llama2-7b": 6_738_415_616,
-    "llama3-8b": 8_030_261_248, "smollm2-135m": 134_515_008, "mixtral-8x7b": 46_702_792_704,
-}  # fmt: skip
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "llama2-7b": 6_738_415_616,
+    "llama3-8b": 8_030_261_248,
+    "smollm2-135m": 134_515_008,
+    "mixtral-8x7b": 46_702_792_704,
+}
 
 
 @pytest.mark.parametrize("name", LANGUAGE_PRESETS)
@@ -183,10 +187,14 @@ def test_what_is_computed_once_more_is_the_same():
 SIZES = {"vocab": 17, "context": 16, "layers": 2, "heads": 2, "width": 16}
 POSITIONS = {
     "learned": {"positions": {"kind": "learned"}},
-    "rotary, scanned": {"positions": {"kind": "rotary"}, "scan": True, "remat": "full",
-        "window": 5},
+    "rotary, scanned": {
+        "positions": {"kind": "rotary"},
+        "scan": True,
+        "remat": "full",
+        "window": 5,
+    },
     "none": {"positions": {"kind": "none"}, "kv_heads": 1},
-}  # fmt: skip
+}
 LENGTHS = [3, 9, 4, 17, 2, 12, 5]
 
 

@@ -83,8 +83,10 @@ def test_a_run_takes_the_steps_of_one_step_a_call(layout):
     settings = (*CADENCES, LAYOUTS[layout], "microbatches=2")
     one = kept(trained(CONFIG, *settings, ONE, "name=one"))
     auto = kept(trained(CONFIG, *settings, "steps_per_call=auto", "name=auto"))
-    rows = [[json.loads(line) for line in found.pop("metrics.jsonl").splitlines()]
-            for found in (one, auto)]  # fmt: skip
+    rows = [
+        [json.loads(line) for line in found.pop("metrics.jsonl").splitlines()]
+        for found in (one, auto)
+    ]
     assert [row["step"] for row in rows[0]] == [row["step"] for row in rows[1]]
     assert one.keys() == auto.keys()
     for name, leaf in one.items():

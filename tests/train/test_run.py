@@ -40,9 +40,16 @@ def test_leaves_the_files_that_it_names(finished: RunResult):
     directory = finished.directory
     assert str(directory.path) == "runs/quick"
     assert {path.name for path in directory.path.iterdir()} == {
-        "config.yaml", "run.json", "metrics.jsonl", "speed.jsonl", "time.jsonl", "steps.jsonl",
-        "compiles.jsonl", "log.txt", "checkpoints"
-    }  # fmt: skip
+        "config.yaml",
+        "run.json",
+        "metrics.jsonl",
+        "speed.jsonl",
+        "time.jsonl",
+        "steps.jsonl",
+        "compiles.jsonl",
+        "log.txt",
+        "checkpoints",
+    }
     assert config_of(directory.config) == config_of(CONFIG)
     said = stands_of("runs/quick")
     assert (said["status"], said["step"]) == ("done", 12)
@@ -177,11 +184,15 @@ def test_a_run_that_says_done_too_early_is_not_believed(cut_run: Path):
     ("number", "why", "settings"),
     [
         (signal.SIGTERM, "asked to end (SIGTERM)", CALLS),
-        pytest.param(signal.SIGINT, "interrupted (Ctrl-C)", ("steps=15", "evaluate.every=10"),
-            marks=pytest.mark.thorough),
+        pytest.param(
+            signal.SIGINT,
+            "interrupted (Ctrl-C)",
+            ("steps=15", "evaluate.every=10"),
+            marks=pytest.mark.thorough,
+        ),
     ],
     ids=["SIGTERM", "SIGINT"],
-)  # fmt: skip
+)
 @pytest.mark.usefixtures("study_home")
 def test_asked_to_end_it_saves_and_resumes_to_the_same_bits(number, why, settings, unbroken):
     step, before = 5 if settings is CALLS else 7, signal.getsignal(number)

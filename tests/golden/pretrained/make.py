@@ -23,13 +23,22 @@ from published_models import GOLDEN, draw_pixels, tensors_of, write_model
 from safetensors import safe_open
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 31, "max_position_embeddings": 32, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 16, "intermediate_size": 24,
-}  # fmt: skip
+    "vocab_size": 31,
+    "max_position_embeddings": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+}
 LLAMA3 = {
-    "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0, "original_max_position_embeddings": 16,
-}  # fmt: skip
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 GEMMA = {**SIZES, "num_hidden_layers": 3, "head_dim": 8, "query_pre_attn_scalar": 24}
 GEMMA["sliding_window"] = 4
 GEMMA3_ROPE = {
@@ -38,9 +47,14 @@ GEMMA3_ROPE = {
 }
 BERT = {key: x for key, x in SIZES.items() if key != "num_key_value_heads"}
 VIT = {
-    "image_size": 8, "patch_size": 4, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "hidden_size": 16, "intermediate_size": 64, "num_labels": 5,
-}  # fmt: skip
+    "image_size": 8,
+    "patch_size": 4,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "hidden_size": 16,
+    "intermediate_size": 64,
+    "num_labels": 5,
+}
 RESNET = {"hidden_sizes": [8, 16], "depths": [2, 1], "num_labels": 5}
 
 CAUSAL = {
@@ -52,25 +66,46 @@ CAUSAL = {
     "qwen2": ("Qwen2", T.Qwen2Config(**SIZES)),
     "qwen3": ("Qwen3", T.Qwen3Config(**SIZES, head_dim=8)),
     "gemma2": ("Gemma2", T.Gemma2Config(**GEMMA)),
-    "gemma3": ("Gemma3", T.Gemma3TextConfig(
-        **GEMMA, rope_parameters=GEMMA3_ROPE,
-        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
-    )),
-    "gpt2": ("GPT2", T.GPT2Config(
-        vocab_size=31, n_positions=32, n_layer=2, n_head=4, n_embd=16,
-        bos_token_id=0, eos_token_id=0,
-    )),
-}  # fmt: skip
+    "gemma3": (
+        "Gemma3",
+        T.Gemma3TextConfig(
+            **GEMMA,
+            rope_parameters=GEMMA3_ROPE,
+            layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+        ),
+    ),
+    "gpt2": (
+        "GPT2",
+        T.GPT2Config(
+            vocab_size=31,
+            n_positions=32,
+            n_layer=2,
+            n_head=4,
+            n_embd=16,
+            bos_token_id=0,
+            eos_token_id=0,
+        ),
+    ),
+}
 OTHERS = {
     "bert": (T.BertModel, T.BertConfig(**BERT)),
     "vit": (T.ViTForImageClassification, T.ViTConfig(**VIT)),
-    "resnet": (T.ResNetForImageClassification, T.ResNetConfig(
-        **RESNET, embedding_size=8, layer_type="basic",
-    )),
-    "resnet_bottleneck": (T.ResNetForImageClassification, T.ResNetConfig(
-        **RESNET, embedding_size=2,
-    )),
-}  # fmt: skip
+    "resnet": (
+        T.ResNetForImageClassification,
+        T.ResNetConfig(
+            **RESNET,
+            embedding_size=8,
+            layer_type="basic",
+        ),
+    ),
+    "resnet_bottleneck": (
+        T.ResNetForImageClassification,
+        T.ResNetConfig(
+            **RESNET,
+            embedding_size=2,
+        ),
+    ),
+}
 # The smallest of each family, and the side of the images.
 TIMM = {
     "timm_resnet": ("resnet18", 32),

@@ -115,13 +115,21 @@ REFUSED = [
     ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling.type="),
     ("llama", {"quantization_config": {"bits": 4}}, "quantization_config="),
     ("mistral", {"layer_types": ["sliding_attention", "full_attention"]}, "layer_types="),
-    ("qwen2", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1,
-               "layer_types": None}, "use_sliding_window=True"),
+    (
+        "qwen2",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 4,
+            "max_window_layers": 1,
+            "layer_types": None,
+        },
+        "use_sliding_window=True",
+    ),
     ("gemma2", {"layer_types": None, "sliding_window_pattern": 3}, "sliding_window_pattern=3"),
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx="),
     ("bert", {"is_decoder": True}, "is_decoder=True"),
     ("timm_vit", {"model_args": {"img_size": 256}}, "model_args="),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "changes", "entry"), REFUSED)

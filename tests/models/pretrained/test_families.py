@@ -135,9 +135,13 @@ def test_the_export_is_split_into_files_with_an_index(tmp_path):
     source = PretrainedWeights(published.write_model(tmp_path / "in", golden))
     arrays = source.read(source.found)
     done = write_folder(
-        tmp_path / "out", source.family, source.model, arrays.__getitem__, dtype="bfloat16",
+        tmp_path / "out",
+        source.family,
+        source.model,
+        arrays.__getitem__,
+        dtype="bfloat16",
         shard=2000,
-    )  # fmt: skip
+    )
     files = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
     assert len(files) > 2
     assert files[0] == f"model-00001-of-{len(files):05}.safetensors"
@@ -158,9 +162,12 @@ def test_a_model_of_no_family_is_refused_with_the_nearest():
 
 
 MODELS = {
-    "llama31": "AutoModelForCausalLM", "gpt2": "AutoModelForCausalLM", "bert": "AutoModel",
-    "vit": "AutoModelForImageClassification", "resnet": "AutoModelForImageClassification",
-}  # fmt: skip
+    "llama31": "AutoModelForCausalLM",
+    "gpt2": "AutoModelForCausalLM",
+    "bert": "AutoModel",
+    "vit": "AutoModelForImageClassification",
+    "resnet": "AutoModelForImageClassification",
+}
 
 
 @pytest.mark.slow

@@ -15,16 +15,26 @@ from jtrain.models.pretrained.source import PretrainedWeights, vocabulary_of
 gguf = pytest.importorskip("gguf")
 
 NAMES = {
-    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
-}  # fmt: skip
+}
 
 
 def their_name(name: str) -> str:
-    for old, new in {"model.embed_tokens": "token_embd", "model.norm": "output_norm",
-                     "lm_head": "output", "model.layers.": "blk.", **NAMES}.items():  # fmt: skip
+    for old, new in {
+        "model.embed_tokens": "token_embd",
+        "model.norm": "output_norm",
+        "lm_head": "output",
+        "model.layers.": "blk.",
+        **NAMES,
+    }.items():
         name = name.replace(old, new)
     return name
 
@@ -126,9 +136,13 @@ pytest.importorskip("gguf")
 
 PATH = Path("a.gguf")
 SIZES = {
-    "block_count": 6, "embedding_length": 16, "attention.head_count": 4, "context_length": 32,
-    "feed_forward_length": 24, "attention.layer_norm_rms_epsilon": 1e-6,
-}  # fmt: skip
+    "block_count": 6,
+    "embedding_length": 16,
+    "attention.head_count": 4,
+    "context_length": 32,
+    "feed_forward_length": 24,
+    "attention.layer_norm_rms_epsilon": 1e-6,
+}
 
 
 def build(kind: str, keys: dict[str, Any], divisors: list[float] | None = None) -> Any:

@@ -20,8 +20,13 @@ from jtrain.models.pretrained.source import PretrainedWeights, params_from_timm
 
 WITHIN = 1e-5  # torch sums in another order; measured 2e-6 at the most, and the bar is 1e-4
 SMALL = ["vit", "resnet", "resnet_bottleneck"]
-IMAGES = [*SMALL, *(pytest.param(n, marks=pytest.mark.thorough)
-                    for n in ("timm_vit", "timm_resnet", "efficientnet_lite"))]  # fmt: skip
+IMAGES = [
+    *SMALL,
+    *(
+        pytest.param(n, marks=pytest.mark.thorough)
+        for n in ("timm_vit", "timm_resnet", "efficientnet_lite")
+    ),
+]
 
 
 def read(folder: Path) -> tuple[Any, Any, Any]:
@@ -99,11 +104,22 @@ def test_the_names_of_the_other_package_are_those_of_timm(tmp_path):
     """The tensors of efficientnet-lite-pytorch, in the order in which both list the layers."""
     golden = published.golden("efficientnet_lite")
     source = PretrainedWeights(published.write_model(tmp_path / "timm", golden))
-    ends = {"conv_pw": "_expand_conv", "conv_dw": "_depthwise_conv", "conv_pwl": "_project_conv",
-            "bn1": "_bn0", "bn2": "_bn1", "bn3": "_bn2"}  # fmt: skip
+    ends = {
+        "conv_pw": "_expand_conv",
+        "conv_dw": "_depthwise_conv",
+        "conv_pwl": "_project_conv",
+        "bn1": "_bn0",
+        "bn2": "_bn1",
+        "bn3": "_bn2",
+    }
     first = {"conv_dw": "_depthwise_conv", "bn1": "_bn1", "conv_pw": "_project_conv", "bn2": "_bn2"}
-    outside = {"conv_stem": "_conv_stem", "bn1": "_bn0", "conv_head": "_conv_head", "bn2": "_bn1",
-               "classifier": "_fc"}  # fmt: skip
+    outside = {
+        "conv_stem": "_conv_stem",
+        "bn1": "_bn0",
+        "conv_head": "_conv_head",
+        "bn2": "_bn1",
+        "classifier": "_fc",
+    }
     starts = np.cumsum([0, 1, 2, 2, 3, 3, 4])
     changes: dict[str, Any] = {}
     for name, array in published.tensors_of(golden).items():
