@@ -35,7 +35,7 @@ from jtrain.data import (
 )
 from jtrain.data.batches.stream import shard_files
 from jtrain.data.images.augment import Augment
-from jtrain.data.known_sets import FashionMnist, IdxImages
+from jtrain.data.known_sets import IdxImages
 from jtrain.data.text.corpora import Text
 from jtrain.errors import ConfigError, DataError
 from jtrain.train.experiment import build_experiment, shapes

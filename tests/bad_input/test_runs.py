@@ -5,8 +5,6 @@ the edit that is advised; following it must train.
 """
 # ruff: noqa: E501  (a case reads best on a line)
 
-import json
-import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +13,6 @@ from cases import by_name
 from quick_study import CODE, YAML, at_home, write_study
 
 from jtrain.cli import main
-from jtrain.train.hooks.log import read_results
 
 CONFIG = "configs/quick.yaml"
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from quick_study import write_study
 
 import jtrain as jt
 from jtrain.errors import ConfigError
-from jtrain.train.ray import raise_mistake, working_directory
+from jtrain.train.ray import working_directory
 
 
 @pytest.mark.parametrize(

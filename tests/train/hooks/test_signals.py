@@ -1,20 +1,15 @@
 """Signals stop a run after its step: it saves and exits with 75, at once at a second one."""
 
-import json
 import signal
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import counting
 import pytest
-from plain_environ import plain_environ
-from quick_study import CODE, write_study
 
 from jtrain.distributed import shutdown
-from jtrain.distributed.heartbeat import Channel, read_beat
 from jtrain.train.hooks import Signals
 
 
