@@ -37,7 +37,7 @@ RewardFn: TypeAlias = Callable[[Int[Array, "b g a"], Batch], Float[Array, "b g"]
 
 @configclass
 class GroupPolicy:
-    """GRPO or one of its kin."""
+    """GRPO or one of its variants."""
 
     loss: Literal["grpo", "dr_grpo", "dapo", "gspo"] = "grpo"
     """Weights of tokens and answers; see `jtrain.losses.group_policy`. Tokens of DAPO are those of

@@ -1,4 +1,4 @@
-"""GRPO and its kin: policy gradients whose baseline is a group of answers to one prompt.
+"""GRPO and its variants: policy gradients whose baseline is a group of answers to one prompt.
 
 Advantages need complete groups: `advantages_by_row` makes them on the device, where a row is a
 group, `group_advantages` on the host, before a batch is split. In the losses every answer is

@@ -1,4 +1,4 @@
-"""GPT-2, and BERT and its kin (MiniLM, other sentence encoders)."""
+"""GPT-2, and BERT and models like it (MiniLM, other sentence encoders)."""
 
 from collections.abc import Iterator
 from typing import Any
