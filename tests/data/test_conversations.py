@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from jtrain.data.text.chat_template import ChatTemplate
-from jtrain.data.text.conversations import Chat, encode, encode_prompt, end_of_turn
+from jtrain.data.text.conversations import Chat, encode_prompt, end_of_turn
+from jtrain.data.text.conversations import encode_conversation as encode
 from jtrain.data.text.tokenizers import BPE, ByteTokenizer, train_bpe
 from jtrain.errors import DataError
 

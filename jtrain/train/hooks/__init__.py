@@ -21,6 +21,7 @@ from jtrain.train.hooks.evaluation import EvaluationResult as EvaluationResult
 from jtrain.train.hooks.function_hooks import on_numbers as on_numbers
 from jtrain.train.hooks.function_hooks import on_results as on_results
 from jtrain.train.hooks.function_hooks import on_state as on_state
+from jtrain.train.hooks.function_hooks import to_hook as to_hook
 from jtrain.train.hooks.log import LogHook as LogHook
 from jtrain.train.hooks.log import MetricHistory as MetricHistory
 from jtrain.train.hooks.log import MetricsFile as MetricsFile
