@@ -43,7 +43,6 @@ def test_type_checkers_find_the_types(tmp_path: Path):
     command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, str(script)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.stdout.count('"int" is not assignable to "str"') == 2, done.stdout
-    assert done.stdout.count("error:") == 3
     assert '"Nothing" is not a known attribute' in done.stdout
     assert (ROOT / "jtrain" / "py.typed").exists(), "mypy looks for it"
 

@@ -1,9 +1,9 @@
 """Hooks: what a run calls between its steps; a hook may ask it to stop or to roll back.
 
-Your own hook is a function, or a class that overrides a method of `jtrain.core.loop.Hook`:
+Your own hook is a function, or a class that overrides a method of `jt.Hook`:
 
 ```python
-class Worst(Hook):
+class Worst(jt.Hook):
     def __init__(self):
         self.loss = 0.0
 
