@@ -14,6 +14,7 @@ class Worst(jt.Hook):
 The hooks of a run, and the order in which they are called, stand in `jtrain.train.trainer`.
 """
 
+from jtrain.io.lazy_names import lazy_names
 from jtrain.train.hooks.evaluation import EarlyStop as EarlyStop
 from jtrain.train.hooks.evaluation import EvaluateEvery as EvaluateEvery
 from jtrain.train.hooks.evaluation import EvaluationListener as EvaluationListener
@@ -29,3 +30,5 @@ from jtrain.train.hooks.progress import ProgressBar as ProgressBar
 from jtrain.train.hooks.signals import Signals as Signals
 from jtrain.train.hooks.speed import Speed as Speed
 from jtrain.train.hooks.speed import SpeedReading as SpeedReading
+
+_, __dir__ = lazy_names(__name__)
