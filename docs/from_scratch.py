@@ -240,7 +240,6 @@ assert np.isclose(evaluate(params), sum(c * t / w for c, t, w in everything), rt
 # The same loss in jtrain's words, the same optimizer, and the same three layouts.
 
 import jtrain as jt
-from jtrain.core.evaluate import evaluate as evaluate_all
 from jtrain.parallel import FSDP, Mirrored, Single
 
 
@@ -278,8 +277,7 @@ for name, values in theirs.items():
     assert distance < 1e-6, f"{name}: jtrain comes to another result"
     print(f"{name:12}  jtrain is {distance:.1e} away")
 
-exact = jax.jit(jt.make_evaluate(same_loss, ragged=True))
-found = evaluate_all(exact, (params, ()), in_order())
+found = jt.evaluate(same_loss, params, rows, batch=SIZE)
 assert found["rows"] == 300
 assert np.isclose(found["loss"], evaluate(params), rtol=1e-6)
 print(f"evaluation    {found['loss']:.6f} over {found['rows']} rows, {evaluate(params):.6f} here")

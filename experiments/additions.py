@@ -10,18 +10,13 @@ from jaxtyping import Array, Float, Int
 from pydantic import Field
 
 import jtrain as jt
-from jtrain.core.mean import Mean
-from jtrain.core.placement import Placement
-from jtrain.core.types import Batch, Key, Metrics, Params
-from jtrain.data import Arrays, InOrder, Shuffled
-from jtrain.data.text.tokenizer_file import read_tokenizer
-from jtrain.data.text.tokenizers import Tokenizer, Vocabulary, fingerprint
+from jtrain.data import Arrays, InOrder, Shuffled, Tokenizer, Vocabulary, fingerprint
 from jtrain.errors import DataError
-from jtrain.finetune.group_policy import sample_answers, until_end
-from jtrain.losses.next_token import next_token
-from jtrain.models.pretrained.source import check_vocabulary
-from jtrain.models.transformer import Transformer
-from jtrain.train.answers import make_complete
+from jtrain.finetune import sample_answers, until_end
+from jtrain.losses import next_token
+from jtrain.models import Transformer, check_vocabulary
+from jtrain.train import make_complete
+from jtrain.types import Batch, Key, Metrics, Params, Placement
 
 
 class Questions(NamedTuple):
@@ -68,9 +63,8 @@ class Additions:
         Raises:
             DataError: if the tokenizer gives questions of several lengths.
         """
-        tokenizer = (
-            read_tokenizer(self.tokenizer) if self.tokenizer else Vocabulary("0123456789+=\n")
-        )
+        ours = Vocabulary("0123456789+=\n")
+        tokenizer = jt.data.read_tokenizer(self.tokenizer) if self.tokenizer else ours
         low, count = 10 ** (self.digits - 1), 9 * 10 ** (self.digits - 1)
         order = np.random.default_rng(0).permutation(count * count)
         valid, train = order[: self.validation], order[self.validation :]
@@ -140,7 +134,7 @@ class Config(AdditionsConfig):
         network = self.model.for_tokens(len(task.vocabulary))
         model, (start, tokens) = network.build(place), task.sizes
 
-        def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[Mean, Metrics]:
+        def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[jt.Mean, Metrics]:
             answer, mask = batch["answer"], batch["mask"]
             text = jnp.concatenate([batch["question"], answer], axis=1)
             logits, _ = model.apply(params, {}, text[:, :-1], rng=jt.row_keys(rng, batch))
@@ -153,7 +147,7 @@ class Config(AdditionsConfig):
                 model, params, batch["question"], keys, group=1, tokens=tokens, temperature=0.0
             )
             right = right_answers(found, batch, task.end)[:, 0]
-            return value, {"accuracy": Mean.of(right, mask)}
+            return value, {"accuracy": jt.Mean.of(right, mask)}
 
         return jt.Experiment(
             init=model.init,

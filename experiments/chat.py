@@ -6,18 +6,11 @@ from collections.abc import Iterator, Mapping
 from pydantic import Field, ValidationInfo, field_validator
 
 import jtrain as jt
-from jtrain.core.mean import Mean
-from jtrain.core.placement import Placement
-from jtrain.core.types import Batch, Key, Metrics, Params
-from jtrain.data.text.conversations import Chat, ChatRows
-from jtrain.data.text.corpora import Corpus
-from jtrain.data.text.tokenizers import fingerprint
-from jtrain.errors.spelling import did_you_mean
-from jtrain.losses.chunked_next_token import chunked_next_token
-from jtrain.losses.next_token import inputs_and_targets, segments_of
-from jtrain.models.pretrained.source import check_vocabulary
-from jtrain.models.transformer import Transformer
-from jtrain.train.answers import (
+from jtrain.data import Chat, ChatRows, Corpus, fingerprint
+from jtrain.errors import did_you_mean
+from jtrain.losses import chunked_next_token, inputs_and_targets, segments_of
+from jtrain.models import Transformer, check_vocabulary
+from jtrain.train import (
     AnswerEvaluation,
     Verifier,
     check_fits,
@@ -26,6 +19,7 @@ from jtrain.train.answers import (
     same_number,
     same_text,
 )
+from jtrain.types import Batch, Key, Metrics, Params, Placement
 
 # Plain functions of the answer that was written and the expected one. Add yours here.
 VERIFIERS: Mapping[str, Verifier] = {"same_text": same_text, "same_number": same_number}
@@ -84,7 +78,7 @@ class Config(jt.RunConfig):
         network = self.model.for_tokens(len(corpus.vocabulary))
         model, stop = network.build(place), self.data.end_of_turn(corpus.vocabulary)
 
-        def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[Mean, Metrics]:
+        def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[jt.Mean, Metrics]:
             inputs, targets, real = inputs_and_targets(batch)
             keys, segments = jt.row_keys(rng, batch), segments_of(batch)
             hidden, _ = model.hidden(params, {}, inputs, segments, rng=keys)

@@ -5,14 +5,10 @@ import dataclasses
 from jaxtyping import Array
 
 import jtrain as jt
-from jtrain.core.mean import Mean
-from jtrain.core.placement import Placement
-from jtrain.core.types import Batch, Extra, Key, Metrics, Params
-from jtrain.data import InOrder, Shuffled
-from jtrain.data.known_sets import Digits
-from jtrain.losses.cross_entropy import cross_entropy
-from jtrain.models.classifiers import MLP
-from jtrain.models.images import classes
+from jtrain.data import Digits, InOrder, Shuffled
+from jtrain.losses import cross_entropy
+from jtrain.models import MLP, classes
+from jtrain.types import Batch, Extra, Key, Metrics, Params, Placement
 
 
 @jt.configclass
@@ -29,7 +25,7 @@ class Config(jt.RunConfig):
         data = self.data.build()
         model = dataclasses.replace(self.model, inputs=64, classes=data.classes).build(place)
 
-        def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[Mean, Metrics]:
+        def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[jt.Mean, Metrics]:
             logits, _ = model.apply(params, {}, batch["image"], rng=jt.row_keys(rng, batch))
             return cross_entropy(logits, batch["label"], batch["mask"])
 

@@ -9,16 +9,11 @@ from jaxtyping import Array
 from pydantic import Field
 
 import jtrain as jt
-from jtrain.core.mean import Mean
-from jtrain.core.placement import Placement
-from jtrain.core.types import Batch, Extra, Key, Metrics, Params
-from jtrain.data.text.corpora import TextPairs
-from jtrain.data.text.tokenizers import fingerprint
+from jtrain.data import TextPairs, fingerprint
 from jtrain.errors import ConfigError
-from jtrain.losses.contrastive import info_nce
-from jtrain.models.embeddings import map_rows, mean_pool
-from jtrain.models.encoder import Encoder
-from jtrain.models.pretrained.source import check_vocabulary
+from jtrain.losses import info_nce
+from jtrain.models import Encoder, check_vocabulary, map_rows, mean_pool
+from jtrain.types import Batch, Extra, Key, Metrics, Params, Placement
 
 
 @jt.configclass
@@ -80,7 +75,7 @@ class Config(jt.RunConfig):
             hidden, _ = model.apply(params, {}, flat(tokens), flat(visible), rng=keys)
             return mean_pool(hidden, flat(visible)).reshape(*texts, -1)
 
-        def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[Mean, Metrics]:
+        def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[jt.Mean, Metrics]:
             keys = jt.row_keys(rng, batch)
             each = jnp.arange(batch["tokens"].shape[1], dtype=jnp.int32)
             fold = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))

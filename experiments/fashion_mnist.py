@@ -8,19 +8,11 @@ from jaxtyping import Array
 from pydantic import Field
 
 import jtrain as jt
-from jtrain.core.mean import Mean
-from jtrain.core.placement import Placement
-from jtrain.core.types import Batch, Extra, Key, Metrics, Params
-from jtrain.data import InOrder, Shuffled
-from jtrain.data.batches.shuffle import permute
-from jtrain.data.images.augment import Augment
-from jtrain.data.images.image_dataset import ImageDataset
-from jtrain.data.known_sets import FashionMnist
-from jtrain.data.sources.arrays import SPLIT, Subset
+from jtrain.data import Augment, FashionMnist, ImageDataset, InOrder, Shuffled
 from jtrain.errors import DataError
-from jtrain.losses.cross_entropy import cross_entropy, soft_cross_entropy
-from jtrain.models.classifiers import CNN, EfficientNetLite, ResNet, ViT
-from jtrain.models.images import classes
+from jtrain.losses import cross_entropy, soft_cross_entropy
+from jtrain.models import CNN, EfficientNetLite, ResNet, ViT, classes
+from jtrain.types import Batch, Extra, Key, Metrics, Params, Placement
 
 
 @jt.configclass
@@ -44,8 +36,8 @@ class Clothes(FashionMnist):
             return data
         if self.rows > count:
             raise DataError(f"data.rows={self.rows} rows of {count}. Set data.rows={count}, or 0.")
-        places = permute(np.arange(count), count, seed=SPLIT, epoch=0)
-        return data._replace(train=Subset(data.train, np.sort(places[: self.rows])))
+        places = jt.data.permute(np.arange(count), count, seed=jt.data.SPLIT, epoch=0)
+        return data._replace(train=jt.data.Subset(data.train, np.sort(places[: self.rows])))
 
 
 @jt.configclass
@@ -66,7 +58,7 @@ class Config(jt.RunConfig):
         @jt.stateful
         def loss(
             params: Params, extra: Extra, batch: Batch, rng: Key | None
-        ) -> tuple[Mean, Metrics, Extra]:
+        ) -> tuple[jt.Mean, Metrics, Extra]:
             keys, mask = jt.row_keys(rng, batch), batch["mask"]
             logits, extra = model.apply(params, extra, batch["image"], mask=mask, rng=keys)
             if "chances" in batch:  # of images that are mixed

@@ -10,13 +10,10 @@ from jaxtyping import Array, Float
 from pydantic import Field
 
 import jtrain as jt
-from jtrain.core.mean import Mean, Terms
-from jtrain.core.model import Model
-from jtrain.core.placement import Placement
-from jtrain.core.types import Batch, Extra, Key, Metrics, Params
 from jtrain.data import Arrays, InOrder, Shuffled
-from jtrain.models.classifiers import MLP
+from jtrain.models import MLP
 from jtrain.optim import Adam, Optimizer
+from jtrain.types import Batch, Extra, Key, Metrics, Params, Placement
 
 PLACES = np.array([[np.cos(angle), np.sin(angle)] for angle in np.arange(8) * np.pi / 4])  # 8 2
 DEVIATION = 0.05  # of the points about their place
@@ -49,13 +46,13 @@ class Networks:
     """How the critic is updated; `optimizer` is the generator's."""
 
 
-def made(generator: Model, params: Params, keys: Key, noise: int) -> Float[Array, "b 2"]:
+def made(generator: jt.Model, params: Params, keys: Key, noise: int) -> Float[Array, "b 2"]:
     """Return a point for each key."""
     drawn = jax.vmap(lambda key: jax.random.normal(key, (noise,)))(keys)
     return generator.apply(params, {}, drawn, train=True)[0].astype(jnp.float32)
 
 
-def losses(generator: Model, critic: Model, values: Networks) -> tuple[Callable, Callable]:
+def losses(generator: jt.Model, critic: jt.Model, values: Networks) -> tuple[Callable, Callable]:
     """Return the losses of generator and critic, each `(own, other, batch, rng) -> Terms`.
 
     A real point is compared with the made one of its row, and the critic is held back by its slope
@@ -71,14 +68,14 @@ def losses(generator: Model, critic: Model, values: Networks) -> tuple[Callable,
 
     def of_generator(own, other, batch, rng):
         behind = jax.nn.softplus(score(other, batch["x"]) - score(other, fake(own, batch, rng)))
-        return 1.0 * Mean.of(behind, batch["mask"])
+        return 1.0 * jt.Mean.of(behind, batch["mask"])
 
     def of_critic(own, other, batch, rng):
         pair = batch["x"], fake(other, batch, rng)
         behind = jax.nn.softplus(score(own, pair[1]) - score(own, pair[0]))
         slopes = [jax.grad(lambda x: score(own, x).sum())(x) for x in pair]
-        steep = Mean.of(jnp.sum(jnp.square(jnp.stack(slopes)), (0, 2)), batch["mask"])
-        return Mean.of(behind, batch["mask"]) + values.penalty / 2 * steep
+        steep = jt.Mean.of(jnp.sum(jnp.square(jnp.stack(slopes)), (0, 2)), batch["mask"])
+        return jt.Mean.of(behind, batch["mask"]) + values.penalty / 2 * steep
 
     return of_generator, of_critic
 
@@ -101,7 +98,7 @@ class Config(jt.RunConfig):
             one, other = jax.random.split(key)
             return {"generator": generator.init(one)[0], "critic": critic.init(other)[0]}, {}
 
-        def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[Terms, Metrics]:
+        def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[jt.Terms, Metrics]:
             g, c = params["generator"], params["critic"]
             fooling = of_generator(g, jax.lax.stop_gradient(c), batch, rng)
             judging = of_critic(c, jax.lax.stop_gradient(g), batch, rng)

@@ -5,13 +5,11 @@ from collections.abc import Iterator
 
 import jtrain as jt
 from experiments.additions import AdditionsConfig, right_answers
-from jtrain.core.placement import Placement
-from jtrain.core.types import Extra, Key, Params
-from jtrain.data import InOrder, Shuffled
-from jtrain.data.text.tokenizers import fingerprint
-from jtrain.finetune.group_policy import GroupPolicy, describe_rollouts, init_policy, policy_loss
-from jtrain.models.pretrained.source import check_vocabulary
-from jtrain.train.answers import make_complete
+from jtrain.data import InOrder, Shuffled, fingerprint
+from jtrain.finetune import GroupPolicy, describe_rollouts, init_policy, policy_loss
+from jtrain.models import check_vocabulary
+from jtrain.train import make_complete
+from jtrain.types import Extra, Key, Params, Placement
 
 
 @jt.configclass

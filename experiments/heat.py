@@ -9,10 +9,8 @@ from jaxtyping import Array, Float
 from pydantic import Field
 
 import jtrain as jt
-from jtrain.core.mean import Mean, Terms
-from jtrain.core.placement import Placement
-from jtrain.core.types import Batch, Extra, Key, Metrics, Params
 from jtrain.data import Arrays, InOrder
+from jtrain.types import Batch, Extra, Key, Metrics, Params, Placement
 
 
 class Drawn:
@@ -94,12 +92,12 @@ class Config(jt.RunConfig):
         """Build rows of a place and a time; only the evaluation uses the solution."""
         rod, network = self.data, self.model
 
-        def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[Terms, Metrics]:
+        def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[jt.Terms, Metrics]:
             heat = lambda x, t: network.heat(params, x, t)
             slope = jax.grad(heat, 0)
             leaves = lambda x, t: jax.grad(heat, 1)(x, t) - rod.conductivity * jax.grad(slope)(x, t)
             x, t, nought = batch["x"], batch["t"], jnp.zeros_like(batch["x"])
-            mean = lambda error: Mean.of(jnp.square(error), batch["mask"])
+            mean = lambda error: jt.Mean.of(jnp.square(error), batch["mask"])
             of_rows = lambda f, x, t: jax.vmap(f)(x, t)
             begins = of_rows(heat, x, nought) - rod.exact(x, nought)
             equation = mean(of_rows(leaves, x, t))
@@ -107,7 +105,7 @@ class Config(jt.RunConfig):
             terms = equation + network.start * mean(begins) + network.ends * (ends[0] + ends[1])
             exact = rod.exact(x, t)
             error, size = mean(of_rows(heat, x, t) - exact), mean(exact)
-            return terms, {"equation": equation, "squared_error": Mean(error.total, size.total)}
+            return terms, {"equation": equation, "squared_error": jt.Mean(error.total, size.total)}
 
         def predict(params: Params, extra: Extra, batch: Batch) -> Float[Array, "b"]:
             return jax.vmap(lambda x, t: network.heat(params, x, t))(batch["x"], batch["t"])

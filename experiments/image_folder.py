@@ -2,8 +2,7 @@
 
 import jtrain as jt
 from experiments import fashion_mnist
-from jtrain.data.images.augment import Augment
-from jtrain.data.images.image_folder import ImageFolder
+from jtrain.data import Augment, ImageFolder
 
 
 @jt.configclass

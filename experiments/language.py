@@ -6,19 +6,11 @@ from typing import Annotated
 from pydantic import Field
 
 import jtrain as jt
-from jtrain.core.mean import Mean, Terms
-from jtrain.core.placement import Placement
-from jtrain.core.types import Batch, Key, Metrics, Params
-from jtrain.data.text.corpora import Mixture, TextLines, Tokens
-from jtrain.data.text.random_tokens import UniformTokens
-from jtrain.data.text.tokenizers import fingerprint
-from jtrain.losses.balance import with_router
-from jtrain.losses.chunked_next_token import chunked_next_token
-from jtrain.losses.next_token import inputs_and_targets, segments_of
-from jtrain.models.experts import NoExperts
-from jtrain.models.pretrained.source import check_vocabulary
-from jtrain.models.transformer import Transformer
-from jtrain.train.answers import make_complete
+from jtrain.data import Mixture, TextLines, Tokens, UniformTokens, fingerprint
+from jtrain.losses import chunked_next_token, inputs_and_targets, segments_of, with_router
+from jtrain.models import NoExperts, Transformer, check_vocabulary
+from jtrain.train import make_complete
+from jtrain.types import Batch, Key, LossValue, Metrics, Params, Placement
 
 
 @jt.configclass
@@ -44,7 +36,7 @@ class Config(jt.RunConfig):
         network = self.model.for_tokens(len(corpus.vocabulary))
         model, how = network.build(place), network.experts
 
-        def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[Mean | Terms, Metrics]:
+        def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[LossValue, Metrics]:
             inputs, targets, real = inputs_and_targets(batch)
             keys, segments = jt.row_keys(rng, batch), segments_of(batch)
             (hidden, routed), _ = model.routed(params, {}, inputs, segments, rng=keys)

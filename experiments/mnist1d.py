@@ -10,13 +10,10 @@ from jaxtyping import Array, Float
 from pydantic import Field
 
 import jtrain as jt
-from jtrain.core.mean import Mean
-from jtrain.core.placement import Placement
-from jtrain.core.types import Batch, Extra, Key, Metrics, Params
 from jtrain.data import Arrays, InOrder, Shuffled, Source
-from jtrain.losses.cross_entropy import cross_entropy
-from jtrain.models.adapters import from_function
-from jtrain.models.images import classes
+from jtrain.losses import cross_entropy
+from jtrain.models import classes, from_function
+from jtrain.types import Batch, Extra, Key, Metrics, Params, Placement
 
 # Ten digits of twelve strokes; the tables and constants are those of the publication.
 STROKES = np.array(
@@ -222,7 +219,7 @@ class Config(jt.RunConfig):
         train, test = self.data.build()
         shuffled = Shuffled(train, size=self.batch, seed=self.seed)
 
-        def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[Mean, Metrics]:
+        def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[jt.Mean, Metrics]:
             logits = self.model.apply(params, batch["curve"])
             return cross_entropy(logits, batch["label"], batch["mask"])
 

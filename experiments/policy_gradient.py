@@ -7,12 +7,9 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from pydantic import Field
 
 import jtrain as jt
-from jtrain.core.mean import Mean, Terms
-from jtrain.core.model import Model
-from jtrain.core.placement import Placement
-from jtrain.core.types import Batch, Key, LossFn, Metrics, Params
 from jtrain.data import Arrays, InOrder, Shuffled
-from jtrain.models.classifiers import MLP
+from jtrain.models import MLP
+from jtrain.types import Batch, Key, LossFn, Metrics, Params, Placement
 
 
 def moved(state: Float[Array, "b 4"], push: Float[Array, "b"]) -> Float[Array, "b 4"]:
@@ -33,7 +30,7 @@ def moved(state: Float[Array, "b 4"], push: Float[Array, "b"]) -> Float[Array, "
 
 
 def rollout(
-    model: Model, params: Params, keys: Shaped[Array, "b"], horizon: int, *, greedy: bool
+    model: jt.Model, params: Params, keys: Shaped[Array, "b"], horizon: int, *, greedy: bool
 ) -> tuple[Float[Array, "b t 4"], Int[Array, "b t"], Bool[Array, "b t"]]:
     """Play an episode for each key; return observations, actions and whether each was upright."""
     start = jax.vmap(lambda key: jax.random.uniform(key, (4,), minval=-0.05, maxval=0.05))
@@ -58,10 +55,10 @@ def to_go(rewards: Float[Array, "b t"], discount: float) -> Float[Array, "b t"]:
     return jax.lax.scan(add, jnp.zeros(len(rewards)), rewards.T, reverse=True)[1].T
 
 
-def reinforce(model: Model, horizon: int, discount: float, entropy: float) -> LossFn:
+def reinforce(model: jt.Model, horizon: int, discount: float, entropy: float) -> LossFn:
     """Return the loss of REINFORCE with a learned baseline (Williams 1992, https://doi.org/10.1007/BF00992696)."""
 
-    def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[Terms, Metrics]:
+    def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[jt.Terms, Metrics]:
         judged = jt.row_keys(jax.random.key(0), {"row": batch["episode"]})  # the same each time
         keys = judged if rng is None else jt.row_keys(rng, batch)
         played = jax.lax.stop_gradient(params), keys, horizon
@@ -74,9 +71,9 @@ def reinforce(model: Model, horizon: int, discount: float, entropy: float) -> Lo
         surprise = jax.lax.stop_gradient(returns - value)
         spread = -jnp.sum(jnp.exp(chances) * chances, 2)
         # Rows weigh alike, however long they stay upright: a weight may not depend on parameters.
-        by_row = lambda x: Mean.of(jnp.where(alive, x, 0).mean(1), batch["mask"])
+        by_row = lambda x: jt.Mean.of(jnp.where(alive, x, 0).mean(1), batch["mask"])
         terms = by_row(-taken * surprise - entropy * spread) + 0.5 * by_row((value - returns) ** 2)
-        return terms, {"return": Mean.of(alive.sum(1).astype(jnp.float32), batch["mask"])}
+        return terms, {"return": jt.Mean.of(alive.sum(1).astype(jnp.float32), batch["mask"])}
 
     return loss
 

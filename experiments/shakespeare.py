@@ -4,22 +4,17 @@ from collections.abc import Iterator
 from typing import Annotated
 
 import jtrain as jt
-from jtrain.core.mean import Mean
-from jtrain.core.model import Model
-from jtrain.core.placement import Placement
-from jtrain.core.types import Batch, Key, LossFn, Metrics, Params
-from jtrain.data.known_sets import Shakespeare, TinyShakespeare
-from jtrain.data.text.corpora import Mixture, Text, Tokens
-from jtrain.data.text.tokenizers import fingerprint
-from jtrain.losses.next_token import inputs_and_targets, next_token, segments_of
-from jtrain.models.transformer import Transformer
-from jtrain.train.answers import make_complete
+from jtrain.data import Mixture, Shakespeare, Text, TinyShakespeare, Tokens, fingerprint
+from jtrain.losses import inputs_and_targets, next_token, segments_of
+from jtrain.models import Transformer
+from jtrain.train import make_complete
+from jtrain.types import Batch, Key, LossFn, Metrics, Params, Placement
 
 
-def next_char(model: Model) -> LossFn:
+def next_char(model: jt.Model) -> LossFn:
     """Return nats a character and the share of correct predictions; dropout by row."""
 
-    def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[Mean, Metrics]:
+    def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[jt.Mean, Metrics]:
         inputs, targets, real = inputs_and_targets(batch)
         keys, segments = jt.row_keys(rng, batch), segments_of(batch)
         logits, _ = model.apply(params, {}, inputs, segments=segments, rng=keys)

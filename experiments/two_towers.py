@@ -6,13 +6,10 @@ from jaxtyping import Array
 from pydantic import Field
 
 import jtrain as jt
-from jtrain.core.mean import Mean
-from jtrain.core.placement import Placement
-from jtrain.core.types import Batch, Extra, Key, Metrics, Params
-from jtrain.data import InOrder, Shuffled
-from jtrain.data.known_sets import Digits
-from jtrain.losses.contrastive import contrastive
-from jtrain.models.classifiers import MLP
+from jtrain.data import Digits, InOrder, Shuffled
+from jtrain.losses import contrastive
+from jtrain.models import MLP
+from jtrain.types import Batch, Extra, Key, Metrics, Params, Placement
 
 
 @jt.configclass
@@ -49,7 +46,7 @@ class Config(jt.RunConfig):
                 "log_scale": -jnp.log(jnp.float32(values.temperature)),
             }, ()
 
-        def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[Mean, Metrics]:
+        def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[jt.Mean, Metrics]:
             halves = {"upper": batch["image"][:, :4], "lower": batch["image"][:, 4:]}
             keys = jt.row_keys(rng, batch)
             embed = lambda half: tower.apply(params[half], {}, halves[half], rng=keys)[0]

@@ -8,13 +8,10 @@ from jaxtyping import Array, Float
 from pydantic import Field
 
 import jtrain as jt
-from jtrain.core.mean import Terms
-from jtrain.core.placement import Placement
-from jtrain.core.types import Batch, Extra, Key, Metrics, Params
-from jtrain.data import InOrder, Shuffled
-from jtrain.data.known_sets import INKS, Digits
-from jtrain.losses.elbo import elbo, latents
-from jtrain.models.classifiers import MLP
+from jtrain.data import INKS, Digits, InOrder, Shuffled
+from jtrain.losses import elbo, latents
+from jtrain.models import MLP
+from jtrain.types import Batch, Extra, Key, Metrics, Params, Placement
 
 SHADES = " .:-=+*#%@"  # from white to ink
 
@@ -65,7 +62,7 @@ class Config(jt.RunConfig):
         def decoded(params: Params, z: Float[Array, "b z"]) -> Float[Array, "b 64"]:
             return decoder.apply(params["decoder"], {}, z, train=True)[0].astype(jnp.float32)
 
-        def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[Terms, Metrics]:
+        def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[jt.Terms, Metrics]:
             keys = jt.row_keys(jax.random.key(0) if rng is None else rng, batch)
             known = encoder.apply(params["encoder"], {}, batch["image"], train=True)[0]
             mean, log_variance = jnp.split(known.astype(jnp.float32), 2, 1)

@@ -1,7 +1,6 @@
 """jtrain: any pure loss function, on any number of devices, with one result.
 
-The names in the order data flows. They are imported when they are used, so that `jtrain --help`
-does not wait for JAX.
+The names are imported when they are used, so that `jtrain --help` does not wait for JAX.
 """
 
 import importlib
@@ -31,9 +30,21 @@ if {"XLA_FLAGS", "JAX_NUM_CPU_DEVICES"} & set(os.environ):  # several CPU device
 
 if TYPE_CHECKING:
     __version__: str
+    from jtrain import data as data
+    from jtrain import errors as errors
+    from jtrain import finetune as finetune
+    from jtrain import losses as losses
+    from jtrain import models as models
+    from jtrain import optim as optim
+    from jtrain import parallel as parallel
+    from jtrain import testing as testing
+    from jtrain import train as train
+    from jtrain import types as types
+    from jtrain.config import precision as precision
     from jtrain.config.configclass import configclass as configclass
     from jtrain.config.registry import Kind as Kind
     from jtrain.config.registry import Registry as Registry
+    from jtrain.config.resolve import resolve as resolve
     from jtrain.core.evaluate import make_evaluate as make_evaluate
     from jtrain.core.loop import Hook as Hook
     from jtrain.core.loop import Rollback as Rollback
@@ -53,6 +64,9 @@ if TYPE_CHECKING:
     from jtrain.models.model_loss import classifier as classifier
     from jtrain.models.model_loss import language_model as language_model
     from jtrain.models.model_loss import regression as regression
+    from jtrain.train import hooks as hooks
+    from jtrain.train import ray as ray
+    from jtrain.train import trackers as trackers
     from jtrain.train.check_batch.first_batch import check_batch as check_batch
     from jtrain.train.experiment import Experiment as Experiment
     from jtrain.train.experiment import Prompt as Prompt
@@ -66,74 +80,12 @@ if TYPE_CHECKING:
     from jtrain.train.predict import predict as predict
     from jtrain.train.processes import join_processes as join_processes
     from jtrain.train.run import run as run
+else:
 
-_HOME = {
-    "configclass": "config.configclass",
-    "Kind": "config.registry",
-    "Registry": "config.registry",
-    "Mean": "core.mean",
-    "Terms": "core.mean",
-    "Model": "core.model",
-    "stateful": "core.loss",
-    "row_keys": "core.rows",
-    "classifier": "models.model_loss",
-    "binary_classifier": "models.model_loss",
-    "regression": "models.model_loss",
-    "language_model": "models.model_loss",
-    "Experiment": "train.experiment",
-    "RunConfig": "train.experiment",
-    "Prompt": "train.experiment",
-    "generate": "models.generate",
-    "TrainState": "core.state",
-    "new_state": "core.state",
-    "make_step": "core.step",
-    "scan_steps": "core.step",
-    "make_evaluate": "core.evaluate",
-    "check_batch": "train.check_batch.first_batch",
-    "Hook": "core.loop",
-    "Rollback": "core.loop",
-    "Stop": "core.loop",
-    "train_loop": "core.loop",
-    "EarlyStop": "train.hooks.evaluation",
-    "run": "train.run",
-    "fit": "train.fit",
-    "Fitted": "train.fit_result",
-    "join_processes": "train.processes",
-    "load": "train.loaded_run",
-    "LoadedRun": "train.loaded_run",
-    "evaluate": "train.predict",
-    "predict": "train.predict",
-}
-# Packages and the errors, imported when they are first used: `jt.optim.AdamW(lr=1e-3)`.
-_PACKAGES = {
-    "data": "data",
-    "errors": "errors",
-    "losses": "losses",
-    "models": "models",
-    "optim": "optim",
-    "parallel": "parallel",
-    "precision": "config.precision",
-    "ray": "train.ray",
-    "testing": "testing",
-    "trackers": "train.trackers",
-}
-# Pyright reads lists that are written out, and would have a second copy of the names above.
-__all__ = ["__version__", *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]
+    def __getattr__(name):
+        if name == "__version__":
+            return importlib.import_module("jtrain.io.environment").jtrain_version()
+        return importlib.import_module("jtrain.io.lazy_names").import_name("jtrain", name)
 
-
-def __getattr__(name: str) -> object:
-    if name in _HOME:
-        value = getattr(importlib.import_module(f"jtrain.{_HOME[name]}"), name)
-    elif name in _PACKAGES:
-        value = importlib.import_module(f"jtrain.{_PACKAGES[name]}")
-    elif name == "__version__":
-        value = importlib.import_module("jtrain.io.environment").jtrain_version()
-    else:
-        raise AttributeError(f"module 'jtrain' has no attribute {name!r}")
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    """Return what a user may name, for tab completion: no imports and no internals."""
-    return sorted([*__all__, *_PACKAGES, "__doc__", "__file__", "__name__", "__path__"])
+    def __dir__():
+        return importlib.import_module("jtrain.io.lazy_names").list_names("jtrain")

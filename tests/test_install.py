@@ -24,15 +24,26 @@ def test_tab_completion_shows_what_a_user_may_name():
     assert set(jt.__all__) <= set(dir(jt))
 
 
+TYPED = """\
+import jtrain as jt
+
+step: str = jt.fit(None, {}, {}, steps=3).step
+layers: str = jt.models.Transformer().layers
+batch: jt.types.Batch = {}
+jt.data.Nothing
+"""
+
+
 @pytest.mark.thorough
 def test_type_checkers_find_the_types(tmp_path: Path):
     pytest.importorskip("pyright", reason="pip install -e '.[dev]'")
     script = tmp_path / "mine.py"
-    script.write_text("import jtrain as jt\n\nstep: str = jt.fit(None, {}, {}, steps=3).step\n")
-    (tmp_path / "pyrightconfig.json").write_text("{}")
+    script.write_text(TYPED)
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(ROOT)]}))
     command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, str(script)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert '"int" is not assignable to "str"' in done.stdout, done.stdout
+    assert done.stdout.count('"int" is not assignable to "str"') == 2, done.stdout
+    assert '"Nothing" is not a known attribute' in done.stdout
     assert (ROOT / "jtrain" / "py.typed").exists(), "mypy looks for it"
 
 

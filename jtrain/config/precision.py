@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from pydantic import Field
 
 from jtrain.config.configclass import configclass
+from jtrain.core.precision.cast import compute_in as compute_in
 from jtrain.core.precision.loss_scale import LossScale, Unscaled
 
 

@@ -57,7 +57,7 @@ class Hook:
 
     every: int = 1
 
-    def on_numbers(self, step: int, numbers: Mapping[str, float]) -> Stop | None:
+    def on_numbers(self, step: int, numbers: dict[str, float]) -> Stop | None:
         """Receive the metrics of a finished step, some steps late; no device waits for it.
 
         The last step of a run is reported too, which `every` may not divide. A step at which a run

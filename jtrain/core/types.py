@@ -21,4 +21,5 @@ Metrics: TypeAlias = Mapping[str, Mean]
 # A plain scalar means "the mean over the rows of this batch", and is refused where rows are masked.
 LossValue: TypeAlias = Mean | Terms | Float[Array, ""]
 # `(params, batch, rng)`; rng is the step's key, or None where nothing may be drawn: evaluation.
-LossFn: TypeAlias = Callable[[Params, Batch, Key | None], LossValue | tuple[LossValue, Metrics]]
+# Any, so that a user may write `batch: dict[str, jax.Array]` and `rng: jax.Array`.
+LossFn: TypeAlias = Callable[[Params, Any, Any], LossValue | tuple[LossValue, Metrics]]

@@ -1,5 +1,6 @@
 """Losses: functions of model outputs that return Means; `jt.losses.cross_entropy(...)`."""
 
+from jtrain.io.lazy_names import lazy_names
 from jtrain.losses.accuracy import accuracy as accuracy
 from jtrain.losses.accuracy import calibration as calibration
 from jtrain.losses.accuracy import confusion as confusion
@@ -15,14 +16,17 @@ from jtrain.losses.cross_entropy import cross_entropy as cross_entropy
 from jtrain.losses.cross_entropy import distillation as distillation
 from jtrain.losses.cross_entropy import soft_cross_entropy as soft_cross_entropy
 from jtrain.losses.elbo import elbo as elbo
+from jtrain.losses.elbo import latents as latents
 from jtrain.losses.group_policy import advantages_by_row as advantages_by_row
 from jtrain.losses.group_policy import dapo as dapo
 from jtrain.losses.group_policy import dr_grpo as dr_grpo
 from jtrain.losses.group_policy import group_advantages as group_advantages
 from jtrain.losses.group_policy import grpo as grpo
 from jtrain.losses.group_policy import gspo as gspo
+from jtrain.losses.next_token import inputs_and_targets as inputs_and_targets
 from jtrain.losses.next_token import next_token as next_token
 from jtrain.losses.next_token import perplexity as perplexity
+from jtrain.losses.next_token import segments_of as segments_of
 from jtrain.losses.next_token import token_divergence as token_divergence
 from jtrain.losses.preferences import dpo as dpo
 from jtrain.losses.preferences import ipo as ipo
@@ -31,3 +35,5 @@ from jtrain.losses.preferences import response_log_probs as response_log_probs
 from jtrain.losses.preferences import token_log_probs as token_log_probs
 from jtrain.losses.squared_error import huber as huber
 from jtrain.losses.squared_error import squared_error as squared_error
+
+_, __dir__ = lazy_names(__name__)

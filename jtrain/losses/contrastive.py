@@ -74,7 +74,7 @@ def info_nce(
     own positive.
 
     All rows interact, as in `contrastive`: the experiment declares `rows_interact="batch"`, and
-    `jtrain.models.embeddings.map_rows` embeds the rows in the place of microbatches.
+    `jtrain.models.map_rows` embeds the rows in the place of microbatches.
 
     Raises:
         LossError: if the shapes differ, or the temperature is not above 0.

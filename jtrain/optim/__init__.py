@@ -3,6 +3,7 @@
 from typing import Annotated, TypeAlias
 
 from jtrain.config.registry import Registry
+from jtrain.io.lazy_names import lazy_names
 from jtrain.optim.adafactor import Adafactor as Adafactor
 from jtrain.optim.adam import Adam as Adam
 from jtrain.optim.adam import AdamW as AdamW
@@ -33,3 +34,5 @@ Optimizer: TypeAlias = Annotated[
     SGD | Adam | AdamW | NAdamW | Lamb | Adafactor | Lion | Muon | ScheduleFree | LBFGS,
     Registry("optimizers", OptimizerConfig),
 ]
+
+_, __dir__ = lazy_names(__name__)

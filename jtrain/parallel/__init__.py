@@ -3,6 +3,10 @@
 from typing import Annotated, TypeAlias
 
 from jtrain.config.registry import Registry
+from jtrain.io.lazy_names import lazy_names
+from jtrain.parallel.custom_loop import gather as gather
+from jtrain.parallel.custom_loop import reduce as reduce
+from jtrain.parallel.custom_loop import run_per_device as run_per_device
 from jtrain.parallel.devices import Device as Device
 from jtrain.parallel.leaf_sharding import LeafSharding as LeafSharding
 from jtrain.parallel.pipeline.schedule import PipelineSchedule as PipelineSchedule
@@ -21,3 +25,5 @@ Layout: TypeAlias = Single | Mirrored | FSDP | Axes | Server
 """Configs that build a strategy: how a run is split over its devices."""
 Parallel: TypeAlias = Annotated[Layout | Auto, Registry("strategies", BaseParallelConfig)]
 """A layout, or the automatic choice of one."""
+
+_, __dir__ = lazy_names(__name__)

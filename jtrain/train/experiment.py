@@ -133,7 +133,7 @@ class Experiment:
 
     generated: Mapping[str, GeneratedMetrics] = dataclasses.field(default_factory=dict)
     """Metrics of texts that the model generates, by the name of the set whose evaluation has them,
-    `valid` where there is one: `jtrain.train.answers.AnswerEvaluation`."""
+    `valid` where there is one: `jtrain.train.AnswerEvaluation`."""
 
     adapter: LowRankAdapter | None = None
     """LoRA of the model, where the config has `lora`; the run adds it."""

@@ -124,7 +124,7 @@ def fit(
             `["gpu:0", "gpu:1"]`; or JAX devices.
         tokens: in a row, to report the speed in tokens; 0 reports it in rows.
         guard: policy for steps that are not finite: skip, stop, rollback (for a run with a
-            directory), or a config of `jtrain.config.sections`.
+            directory), or a config of `jtrain.config`.
         name: of a run in runs/NAME, which is written to the disk: the same call resumes it, and a
             call with more `steps` trains it longer.
         directory: of such a run, if it is another.

@@ -3,7 +3,8 @@
 import numpy as np
 
 from jtrain.data.text.chat_template import ChatTemplate
-from jtrain.data.text.conversations import encode, read_conversation
+from jtrain.data.text.conversations import encode_conversation as encode
+from jtrain.data.text.conversations import read_conversation
 from jtrain.data.text.tokenizers import ByteTokenizer
 
 # A small template with the constructs of Qwen's and Hermes's.

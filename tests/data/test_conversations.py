@@ -8,7 +8,8 @@ import pytest
 from tiny_configs import write_pairs
 
 from jtrain.data.text.chat_template import ChatTemplate
-from jtrain.data.text.conversations import Chat, encode, encode_prompt, end_of_turn
+from jtrain.data.text.conversations import Chat, encode_prompt, end_of_turn
+from jtrain.data.text.conversations import encode_conversation as encode
 from jtrain.data.text.corpora import TextPairs
 from jtrain.data.text.tokenizers import BPE, ByteTokenizer, train_bpe
 from jtrain.errors import DataError

@@ -1,6 +1,7 @@
 """Notebooks run from top to bottom; the code of pages runs, and their links and names exist."""
 
 import importlib
+import inspect
 import json
 import re
 import shutil
@@ -172,7 +173,7 @@ def exists(path: str) -> bool:
 def test_the_reference_names_what_exists_and_every_public_name():
     named = {path for page in REFERENCE for path in NAMED.findall(page.read_text())}
     assert [path for path in sorted(named) if not exists(path)] == []
-    public = {f"jtrain.{name}" for name in jtrain.__all__ if not name.startswith("__")}
+    public = {f"jtrain.{name}" for name, value in inspect.getmembers(jtrain) if callable(value)}
     assert public - named == set()
 
 

@@ -19,7 +19,8 @@ from jtrain import Prompt
 from jtrain.checkpoint import CheckpointManager
 from jtrain.config.resolve import resolve
 from jtrain.data.text.chat_template import ChatTemplate
-from jtrain.data.text.conversations import encode, end_of_turn
+from jtrain.data.text.conversations import encode_conversation as encode
+from jtrain.data.text.conversations import end_of_turn
 from jtrain.data.text.tokenizers import ByteTokenizer
 from jtrain.train import answers
 from jtrain.train.answers import (

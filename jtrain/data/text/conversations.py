@@ -137,7 +137,7 @@ class Encoded(NamedTuple):
     answers: np.ndarray  # bool, n
 
 
-def encode(
+def encode_conversation(
     tokenizer: Tokenizer,
     template: ChatTemplate,
     messages: Sequence[Message],
@@ -319,7 +319,7 @@ class Chat:
                 f"would read other texts. Set the date: data.day={today}"
             )
         found = [
-            encode(tokenizer, template, *one, optional=self.ignore)
+            encode_conversation(tokenizer, template, *one, optional=self.ignore)
             for one in read_conversations(self.path, self.field)
         ]
         if not found:

@@ -281,7 +281,7 @@ class TextPairs:
             raise DataError(
                 f"{where} has {count} `negatives`, and data.negatives={self.negatives} takes so "
                 f"many texts of each row. Set data.negatives=0, or write a list of texts; "
-                f"jtrain.models.embeddings.hard_negatives finds them."
+                f"jtrain.models.hard_negatives finds them."
             )
         texts += others[: self.negatives]
         if any(map(SURROGATE.search, texts)):

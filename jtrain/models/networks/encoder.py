@@ -133,7 +133,7 @@ class TextEncoder(nnx.Module):
         if self.pooler is None:
             raise ConfigError(
                 'method="pooled" is of a model that has a pooler. Set model.pooler=true, or '
-                "take the mean of the vectors: jtrain.models.embeddings.mean_pool."
+                "take the mean of the vectors: jtrain.models.mean_pool."
             )
         return jnp.tanh(self.pooler(self(tokens, visible, types, keys)[:, 0]))
 

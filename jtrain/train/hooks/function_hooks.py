@@ -1,7 +1,7 @@
 """Hooks from plain functions."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from jtrain.core.loop import Hook, Stop
@@ -62,9 +62,7 @@ def _names(function: Callable[..., Any]) -> list[str]:
     return [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
 
 
-def on_numbers(
-    function: Callable[[int, Mapping[str, float]], Stop | None], *, every: int = 1
-) -> Hook:
+def on_numbers(function: Callable[[int, dict[str, float]], Stop | None], *, every: int = 1) -> Hook:
     """Return a hook that calls `function` with the numbers of steps `every`, 2 `every`, ...
 
     `on_numbers(lambda step, numbers: print(step, numbers["loss"]), every=10)`
@@ -80,16 +78,16 @@ def on_state(function: Callable[[int, Any], Stop | None], *, every: int = 1) -> 
     return _OnState(function, every)
 
 
-def on_results(function: Callable[[int, Mapping[str, float]], Stop | None]) -> Hook:
+def on_results(function: Callable[[int, dict[str, float]], Stop | None]) -> Hook:
     """Return a hook that calls `function` with each evaluation's results, `{"valid/loss": ...}`."""
     return _OnResults(function)
 
 
 class _OnNumbers(Hook):
-    def __init__(self, function: Callable[[int, Mapping[str, float]], Stop | None], every: int):
+    def __init__(self, function: Callable[[int, dict[str, float]], Stop | None], every: int):
         self._function, self.every = function, every
 
-    def on_numbers(self, step: int, numbers: Mapping[str, float]) -> Stop | None:
+    def on_numbers(self, step: int, numbers: dict[str, float]) -> Stop | None:
         return self._function(step, numbers)
 
 
@@ -102,7 +100,7 @@ class _OnState(Hook):
 
 
 class _OnResults(Hook):
-    def __init__(self, function: Callable[[int, Mapping[str, float]], Stop | None]):
+    def __init__(self, function: Callable[[int, dict[str, float]], Stop | None]):
         self._function = function
 
     def on_results(self, step: int, name: str, results: Results) -> Stop | None:
