@@ -125,7 +125,8 @@ def flags(kind: str, sizes: str) -> dict[str, Any]:
                 who: functools.partial(p.turn, steps)
                 for who, p in (("flag", peer), ("default", default))
             }
-            over = str(ratio(*take_turns(runs, turns).values()))
+            flag, other = take_turns(runs, turns).values()
+            over = str(ratio(flag, other))
         peer.end()
         rows.append({"what": f"{name}: time over the default's", "value": over, "unit": ""})
     default.end()
