@@ -32,7 +32,7 @@ VERBS = {
     "explain": "print what a step computes, saves and sends, by module",
     "plan": "print the memory and collectives of a step on devices that are not here",
     "range": "suggest a learning rate, by a short run in which it grows",
-    "replay": "recompute a step of a run: compare its bits, and dissect it",
+    "replay": "recompute a step of a run, and compare its bits",
     "diff": "print where two runs diverge: the first step, number, batch and leaf",
     "ckpt": "look after checkpoints: ls, verify, show, diff, rm, export, fetch",
     "export": "write a trained model for other programs: transformers, safetensors, StableHLO",

@@ -26,9 +26,7 @@ def main(argv: Sequence[str]) -> int:
     from jtrain.inspect.debug.replay import replay
 
     with redirect_output():
-        found = replay(
-            resolved.config, path.parent, args.step, deep=not args.only_again, log=print_error
-        )
+        found = replay(resolved.config, path.parent, args.step, log=print_error)
     if is_first_process():
         print(
             json.dumps(dataclasses.asdict(found)) if args.json else format_replay(found, args.run)
@@ -60,7 +58,7 @@ def format_replay(found: "ReplayResult", run: str) -> str:
         lines.append(f"  checkpoint {found.step} differs in {names}")
     elif found.checkpoint is not None:
         lines.append(f"  checkpoint {found.step} has equal bits in every leaf")
-    return "\n".join([*lines, *_dissection(found)])
+    return "\n".join(lines)
 
 
 def _verdict(found: "ReplayResult") -> str:
@@ -101,44 +99,18 @@ def _start(found: "ReplayResult") -> str:
     return f"checkpoint {found.start}" if found.start else "the beginning"
 
 
-def _dissection(found: "ReplayResult") -> list[str]:
-    parts = found.dissected
-    if parts is None:
-        return []
-    difference = abs(parts.eager_loss - found.replayed.loss) / max(abs(found.replayed.loss), 1e-30)
-    lines = [
-        f"  without jit  loss {parts.eager_loss!r}  gradient norm {parts.eager_grad_norm!r}  "
-        f"({difference:.1e} from the compiled one)",
-        f"  checks       {parts.checks or 'every value finite, every index within bounds'}",
-        "  the largest updates:",
-    ]
-    ratio = parts.leaves["ratio"]
-    order = sorted(ratio, key=lambda leaf: (ratio[leaf] == ratio[leaf], -ratio[leaf]))[:SHOWN]
-    width = max(map(len, order), default=0)
-    for leaf in order:
-        norms = {kind: each[leaf] for kind, each in parts.leaves.items()}
-        lines.append(
-            f"    {leaf:{width}}  gradient {norms['grad_norm']:.4g}  "
-            f"update {norms['update_norm']:.4g}  "
-            f"parameter {norms['param_norm']:.4g}  update/parameter {norms['ratio']:.2e}"
-        )
-    return lines
-
-
 def _arguments() -> Arguments:
     parser = Arguments(
         "replay",
         "Recompute a step of a run from the checkpoint before it, on the same batch, with the\n"
-        "same keys, by the same program; then without jit, with checks, and leaf by leaf. Writes\n"
-        "nothing. The exit code is 70 if bits differ from the run. Batches are compared only if\n"
-        "as many processes read them as in the run: jtrain launch --processes N replay RUN ...",
+        "same keys, by the same program. Writes nothing. The exit code is 70 if bits differ from\n"
+        "the run. Batches are compared only if as many processes read them as in the run:\n"
+        "jtrain launch --processes N replay RUN ...",
         "shakespeare --step 250",
-        "shakespeare --step 250 --only-again --json",
+        "shakespeare --step 250 --json",
     )
     parser.add_run(settings="parallel")
     words = "the step, from 1 on"
     parser.add_argument("--step", type=int, required=True, metavar="N", help=words)
-    words = "only the step of the run: no dissection without jit, with checks and leaf by leaf"
-    parser.add_argument("--only-again", action="store_true", help=words)
     parser.add_json()
     return parser

@@ -61,7 +61,7 @@ def test_a_step_is_replayed_with_the_bits_of_its_rollouts(capsys):
     outcome = trained(CONFIGS / "grpo.yaml", *FEW, "checkpoint.every=2", "checkpoint.keep=9")
     for step, start in ((5, 4), (6, 4)):  # the first samples answers, the second learns from them
         capsys.readouterr()
-        code = main(["replay", "grpo", "--step", f"{step}", "--json", "--only-again"])
+        code = main(["replay", "grpo", "--step", f"{step}", "--json"])
         found = json.loads(capsys.readouterr().out)
         assert (code, found["start"], found["other"]) == (0, start, None)
         assert found["replayed"] == found["recorded"]

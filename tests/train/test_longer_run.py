@@ -87,12 +87,12 @@ def test_a_schedule_is_stretched_where_that_is_said_and_each_step_has_its_values
     assert "optimizer.schedule is stretched from 12 to 18 steps" in log_of(outcome)
     quiet = lambda line: None
     for step in (8, 13):
-        found = replay(config_of(OWN), Path("runs/quick"), step, deep=False, log=quiet)
+        found = replay(config_of(OWN), Path("runs/quick"), step, log=quiet)
         assert found.compared > 0
         assert (step, found.other) == (step, None)
     shutil.rmtree("runs/quick/checkpoints/12")
     with pytest.raises(ConfigError, match=r"step 13 .*checkpoint 10.*step 12.*--step 12"):
-        replay(config_of(OWN), Path("runs/quick"), 13, deep=False, log=quiet)
+        replay(config_of(OWN), Path("runs/quick"), 13, log=quiet)
     longer = trained(CONFIG, COSINE, "steps=20", "checkpoint.keep=9")
     assert longer.step == 20
     assert config_of(OWN).optimizer.schedule.steps == "100%", "what is stretched stays so"

@@ -20,12 +20,6 @@ from jtrain.data.batches.stream import count_readers
 from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import ConfigError, DamagedError
 from jtrain.inspect.debug.compare import diff_environments
-from jtrain.inspect.debug.single_device import (
-    StepReport,
-    dissect,
-    move_state,
-    set_up_single_device,
-)
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.step_record import StepRecord, read_step_records
 from jtrain.train.longer_run import (
@@ -82,18 +76,14 @@ class ReplayResult:
     """The first step that differs."""
     checkpoint: Sequence[str] | None
     """Leaves that differ from the run's checkpoint of this step; None: no such checkpoint."""
-    dissected: StepReport | None
 
 
-def replay(
-    config: RunConfig, path: Path, step: int, *, deep: bool = True, log: Callable[[str], None]
-) -> ReplayResult:
+def replay(config: RunConfig, path: Path, step: int, *, log: Callable[[str], None]) -> ReplayResult:
     """Replay step `step` of the run in `path`, and compare its bits with the run.
 
     The run's directory is read and not written. With several processes, each must call this.
 
     Args:
-        deep: also run the step without jit, with checks, and leaf by leaf; in one process only.
         log: called with a line about progress.
 
     Raises:
@@ -124,7 +114,6 @@ def replay(
             known[number] = was._replace(batch=0)
     records, before, after = _replay_steps(program, batches, state, start, step)
     own = np.ravel(batches.read(schedule.first(step))["row"])
-    deep = deep and jax.process_count() == 1
     other = _first_mismatch(records, known)
     return ReplayResult(
         step=step,
@@ -138,19 +127,7 @@ def replay(
         unlike=_environment_changes(program, run_dir, others, other.step if other else step),
         other=other,
         checkpoint=_differing_leaves(run_dir, step, after),
-        dissected=_dissect(config, before, step, log) if deep else None,
     )
-
-
-def _dissect(
-    config: RunConfig, state: TrainState, step: int, log: Callable[[str], None]
-) -> StepReport:
-    """Return the report of a step on one device, from the state before the call with it."""
-    program = set_up_single_device(config)
-    state = move_state(state, program)
-    for call in take_calls(program, program.batches(), state, int(state.step), step - 1):
-        state = call.state
-    return dissect(program, state, log)
 
 
 def _environment_changes(

@@ -1,4 +1,4 @@
-"""Steps of a run on one device: full batch, without jit, with checks and leaf by leaf."""
+"""Steps of a run on one device: the batch as a whole, and without jit."""
 
 import contextlib
 import dataclasses
@@ -6,12 +6,11 @@ import inspect
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import checkify
 
 from jtrain.core.extra_arguments import with_named_arguments
 from jtrain.core.finite import is_finite_update, update_if
@@ -26,7 +25,6 @@ from jtrain.errors import CodeError, ConfigError, LossError
 from jtrain.io.formatting import format_number
 from jtrain.parallel import Single
 from jtrain.train.experiment import RunConfig
-from jtrain.train.leaf_statistics import LeafStatistics
 from jtrain.train.program import Program, set_up
 
 
@@ -57,12 +55,6 @@ def to_single_device(config: RunConfig) -> RunConfig:
 def set_up_single_device(config: RunConfig) -> Program:
     """Set up a run on one device, with one step per call."""
     return set_up(to_single_device(config))
-
-
-def move_state(state: TrainState, program: Program) -> TrainState:
-    """Return a state on the devices of a program."""
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, program.resolved.abstract_state)
-    return jax.device_put(jax.device_get(state), shardings)
 
 
 def make_gradient(program: Program) -> Callable[..., StepGradient]:
@@ -118,54 +110,6 @@ def loss_terms(program: Program) -> Callable[..., LossOutput]:
     return inspect.unwrap(
         normalize_loss(program.loss, ragged=program.resolved.experiment.train.ragged)
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class StepReport:
-    """The numbers of a step on one device with all rows at once, without jit and with checks."""
-
-    eager_loss: float
-    eager_grad_norm: float
-    """Both computed one operation at a time, without the compiler."""
-    checks: str
-    """Error of checkify: the first nonfinite value, division by zero or index out of bounds in loss
-    or gradient; empty if there is none."""
-    leaves: Mapping[str, Mapping[str, float]]
-    """Statistics by kind and leaf; see `LeafStatistics`."""
-
-
-def dissect(program: Program, state: TrainState, log: Callable[[str], None]) -> StepReport:
-    """Return the report of the step after a state, by the program of one device.
-
-    Args:
-        log: called with a line about progress.
-    """
-    step = int(state.step) + 1
-    batch = read_full_batch(program, step)
-    log("the same step without jit, and with checks")
-    with jax.disable_jit():
-        gradient = make_gradient(program)(state, batch)
-    return StepReport(
-        eager_loss=float(gradient.loss),
-        eager_grad_norm=float(gradient.grad_norm),
-        checks=_checks(program, state, batch),
-        leaves=LeafStatistics(program)(step - 1, state),
-    )
-
-
-def _checks(program: Program, state: TrainState, batch: Batch) -> str:
-    """Return the error of checkify, or why it cannot check: it does not support all primitives."""
-
-    def numbers(state: TrainState, batch: Batch) -> tuple[Leaf, Leaf]:
-        gradient = make_gradient(program)(state, batch)
-        return gradient.loss, gradient.grad_norm
-
-    checked = checkify.checkify(numbers, errors=checkify.all_checks)
-    try:
-        error, _ = jax.jit(checked)(state, batch)
-    except NotImplementedError as unknown:
-        return f"checkify cannot check this step: {unknown}"
-    return error.get() or ""
 
 
 def run_eager(config: RunConfig, *, log: Callable[[str], None]) -> None:
