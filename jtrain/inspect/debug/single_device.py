@@ -57,6 +57,12 @@ def set_up_single_device(config: RunConfig) -> Program:
     return set_up(to_single_device(config))
 
 
+def move_state(state: TrainState, program: Program) -> TrainState:
+    """Return a state on the devices of a program."""
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, program.resolved.abstract_state)
+    return jax.device_put(jax.device_get(state), shardings)
+
+
 def make_gradient(program: Program) -> Callable[..., StepGradient]:
     """Return `(state, batch, weights=None) -> StepGradient`, pure and not compiled.
 
