@@ -23,7 +23,7 @@ from jtrain.io.log import LOG, RunLog
 from jtrain.io.regular_files import open_regular
 from jtrain.train.charts import Pictures
 from jtrain.train.experiment import RunConfig
-from jtrain.train.hooks.bad_step_log import BadStepLog, StepRows
+from jtrain.train.hooks.bad_step_log import BadStepLog
 from jtrain.train.hooks.bad_steps import BadSteps
 from jtrain.train.hooks.evaluation import EarlyStop, EvaluateEvery, Results, add_listeners
 from jtrain.train.hooks.log import read_results
@@ -153,13 +153,15 @@ def make_step_record(run: Attempt) -> StepRecorder | None:
     return record
 
 
-def make_bad_steps(run: Attempt, events: BadStepLog, state: TrainState) -> BadSteps:
+def make_bad_steps(run: Attempt, state: TrainState) -> BadSteps:
     """Return the recorder that judges each step."""
-    resume = run.resume
+    resume, path = run.resume, run.written_files and run.written_files.events
+    source = run.program.resolved.experiment.train
+    log = BadStepLog(path, resume.batches.train, source, resumed_at=resume.start)
+    run.closing.callback(log.close)
     return BadSteps(
         run.config,
-        events,
-        StepRows(resume.batches.train, run.program.resolved.experiment.train),
+        log,
         every=run.record_every,
         start=run.start,
         skipped=int(state.skipped),

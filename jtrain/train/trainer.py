@@ -28,7 +28,6 @@ from jtrain.distributed.multihost import barrier
 from jtrain.distributed.watchdog import DeadlockWatch
 from jtrain.io.log import RunLog
 from jtrain.train import run_hooks
-from jtrain.train.hooks.bad_step_log import BadStepLog
 from jtrain.train.hooks.bad_steps import explain_failure
 from jtrain.train.hooks.evaluation import (
     EvaluationResult,
@@ -149,9 +148,7 @@ class Trainer:
         self.evaluations = run_hooks.make_evaluations(run, self.pause, self._write_results)
         self.best = run_hooks.find_best(run, self.evaluations)
         self.step_record = run_hooks.make_step_record(run)
-        self.events = BadStepLog(files and files.events, resumed_at=at)
-        run.closing.callback(self.events.close)
-        self.bad_steps = run_hooks.make_bad_steps(run, self.events, state)
+        self.bad_steps = run_hooks.make_bad_steps(run, state)
         self.recompute = RecomputeCheck(
             every=config.checks.recompute, after=run.resume.schedule.after, start=run.start
         )
