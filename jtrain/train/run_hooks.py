@@ -16,28 +16,28 @@ from jtrain.core.loop import Hook, LoopResult
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch
 from jtrain.data import ReadAhead
-from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.multihost import barrier
 from jtrain.io.disk_errors import disk_advice
 from jtrain.io.log import LOG, RunLog
 from jtrain.io.regular_files import open_regular
+from jtrain.parallel.chips import peak_flops
 from jtrain.train.charts import Pictures
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.bad_step_log import BadStepLog
 from jtrain.train.hooks.bad_steps import BadSteps
-from jtrain.train.hooks.evaluation import EarlyStop, EvaluateEvery, Results, add_listeners
+from jtrain.train.hooks.evaluation import EarlyStop, EvaluateEvery, add_listeners
 from jtrain.train.hooks.log import read_results
 from jtrain.train.hooks.progress import ProgressBar
 from jtrain.train.hooks.signals import GracePeriod, Signals
 from jtrain.train.hooks.speed import Speed, measure_memory
 from jtrain.train.hooks.step_record import StepRecorder
-from jtrain.train.hooks.tracking import Tracking, build_tracking
+from jtrain.train.hooks.tracking import Tracking, track_run
 from jtrain.train.leaf_statistics import LeafLog
 from jtrain.train.program import Program
 from jtrain.train.rollback import ResumePoint
 from jtrain.train.run_dir import RunDir
 from jtrain.train.run_store import RunStore
-from jtrain.train.summary import measure_work
+from jtrain.train.summary import count_step_flops
 
 RECORDED = 16  # short steps between two looks at the numbers of all steps
 SHORT = 1e-3  # seconds of a step, by the size of its state, whose numbers may wait for others
@@ -137,12 +137,6 @@ def find_best(run: Attempt, evaluations: Mapping[str, EvaluateEvery]) -> Evaluat
     return evaluations.get(name) or next(iter(evaluations.values()))
 
 
-def main_results(evaluations: Mapping[str, EvaluateEvery]) -> Results:
-    """Return the results of the main set; empty if there is none."""
-    main = next(iter(evaluations.values()), None)
-    return main.results if main else {}
-
-
 def make_step_record(run: Attempt) -> StepRecorder | None:
     """Return the record of every step, where there is a directory."""
     if run.files is None:
@@ -185,16 +179,17 @@ def measure_speed(run: Attempt, feed: ReadAhead[Batch]) -> Speed:
     """Return the hook that measures the speed, whose pauses are those of the others."""
     config, resolved = run.config, run.program.resolved
     own = [x for x in resolved.devices if x.process_index == jax.process_index()]
+    peak = peak_flops(resolved.devices) if run.written_files else None
     speed = Speed(
         run.written_files and run.written_files.speed,
         every=run.log_every,
         stop=config.steps,
         rows=config.batch,
         tokens=config.batch * resolved.experiment.tokens or None,
-        work=measure_work(run.program) if run.written_files else None,
+        flops=count_step_flops(run.program) if peak else (None, None),
+        peak=peak,
         waited=lambda: feed.waited,
         memory=functools.partial(measure_memory, own),
-        began=lambda: {"compile": HEARTBEAT.seconds()["compile"]},
         resumed_at=run.resume.start,
     )
     run.closing.callback(speed.close)
@@ -206,11 +201,12 @@ def show_progress(
 ) -> ProgressBar:
     """Return the live display."""
     losses = lambda results: {n: x["loss"] for n, x in results.items() if "loss" in x}
+    main = next(iter(evaluations.values()), None)
     return ProgressBar(
         start=run.start,
         stop=run.config.steps,
         speed=speed,
-        valid=lambda: losses(main_results(evaluations)),
+        valid=lambda: losses(main.results if main else {}),
         earlier=lambda: losses(_earlier_results(run, "")),
         steps_per_call=run.resume.schedule.longest,
         stream=run.log.stream,
@@ -221,32 +217,33 @@ def track(run: Attempt, speed: Speed) -> Tracking | None:
     """Return the hook that sends numbers to the trackers, if there are any."""
     if run.written_files is None or not run.config.trackers:
         return None
-    tracking = build_tracking(
-        run.config,
-        run.written_files.path,
-        speed,
-        run=run.written_files.id,
-        resumed_at=run.resume.start,
-    )
+    config, learning_rate = run.config, run.config.optimizer.learning_rate(run.config.steps)
+
+    def more(updates: int) -> dict[str, float]:
+        pace, rate = speed.pace, f"{speed.unit}_per_second"
+        numbers = {"learning_rate": float(learning_rate(updates))}
+        if pace is None:
+            return numbers
+        numbers |= {rate: getattr(pace, rate), "waiting": pace.waiting}
+        return numbers | ({} if pace.mfu is None else {"mfu": pace.mfu})
+
+    about = track_run(config, run.written_files.path, run.written_files.id)
+    at = run.resume.start
+    tracking = Tracking(config.trackers, about, every=run.log_every, resumed_at=at, more=more)
     run.closing.callback(tracking.close, "failed")  # unless closed with the run's status
     return tracking
 
 
 def watch_grace_period(run: Attempt, speed: Speed) -> GracePeriod:
     """Return the hook that compares the time of a step and a save with the grace period."""
-    cadence, schedule = run.config.checkpoint.every, run.resume.schedule
+    cadence, schedule = run.config.checkpoint.every or run.config.steps, run.resume.schedule
     run.signals.budget.in_flight = schedule.in_flight
-    steps = f"{cadence or run.config.steps} steps"
-
-    def seconds_per_call() -> float | None:
-        pace = speed.pace
-        return None if pace is None else schedule.longest * pace.seconds_per_step
-
     return GracePeriod(
         run.signals.budget,
+        speed,
         every=run.log_every,
-        call=seconds_per_call,
-        cadence=str(cadence) if isinstance(cadence, Duration) else steps,
+        steps_per_call=schedule.longest,
+        cadence=str(cadence) if isinstance(cadence, Duration) else f"{cadence} steps",
     )
 
 

@@ -14,16 +14,12 @@ from jtrain.core.state import TrainState
 from jtrain.distributed.accelerators import unused_accelerators
 from jtrain.distributed.cpu_threads import count_cpu_devices, describe_small_pool
 from jtrain.io.formatting import align_columns, format_bytes, format_count, format_seconds
-from jtrain.io.log import LOG
 from jtrain.models.pretrained.source import describe_source
-from jtrain.parallel.chips import peak_flops
 from jtrain.parallel.devices import parse_devices
 from jtrain.parallel.offload import device_shardings
 from jtrain.train.flops import count_flops, count_model_flops
-from jtrain.train.hooks.speed import StepWork
 from jtrain.train.program import Program
 from jtrain.train.resolve import Resolved
-from jtrain.train.rollback import ResumePoint
 from jtrain.train.supersteps import CallSchedule
 
 
@@ -104,7 +100,7 @@ def count_step_flops(program: Program, *, lower_bound: bool = False) -> StepFlop
     (Muon's) are not included.
 
     Args:
-        lower_bound: what is unknown counts as little as it can.
+        lower_bound: a loop of unknown length counts as one turn, an unknown kernel as nothing.
 
     Raises:
         LossError: if the loss breaks its contract.
@@ -128,25 +124,11 @@ def count_step_flops(program: Program, *, lower_bound: bool = False) -> StepFlop
     return StepFlops(model, count_flops(jax.grad(loss), *args, lower_bound=lower_bound))
 
 
-class FlopsBound(NamedTuple):
-    """FLOPs of a step, or a lower bound of them."""
-
-    flops: StepFlops
-    exact: bool
-    """False: a loop of unknown length counted as one turn, an unknown kernel as nothing."""
-
-
-def bound_step_flops(program: Program) -> FlopsBound:
-    """Return the FLOPs of `count_step_flops`, and a lower bound where they are not known."""
+def bound_step_flops(program: Program) -> tuple[StepFlops, bool]:
+    """Return the FLOPs of `count_step_flops`, or a lower bound and False where they are unknown."""
     known = count_step_flops(program)
     exact = None not in known
-    return FlopsBound(known if exact else count_step_flops(program, lower_bound=True), exact)
-
-
-def measure_work(program: Program) -> StepWork | None:
-    """Return the work of a step and the peak of its devices; None for devices of unknown peak."""
-    peak = peak_flops(program.resolved.devices)
-    return None if peak is None else StepWork(*count_step_flops(program), peak)
+    return known if exact else count_step_flops(program, lower_bound=True), exact
 
 
 def format_line(sizes: Summary) -> str:
@@ -203,12 +185,6 @@ def format_table(sizes: Summary, work: StepFlops) -> str:
 
 def _parts(sizes: Summary) -> dict[str, StateBytes]:
     return {"params": sizes.params, "extra": sizes.extra, "optimizer": sizes.optimizer}
-
-
-def log_banner(program: Program, resume: ResumePoint) -> None:
-    """Log what is trained, and from where."""
-    for line in banner_lines(program.resolved, resume.schedule, resume.start):
-        LOG.info(line)
 
 
 def banner_lines(

@@ -26,14 +26,10 @@ from jtrain.distributed.cpu_threads import count_cpu_devices, pool_advice
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.multihost import barrier
 from jtrain.distributed.watchdog import DeadlockWatch
-from jtrain.io.log import RunLog
+from jtrain.io.log import LOG, RunLog
 from jtrain.train import run_hooks
 from jtrain.train.hooks.bad_steps import explain_failure
-from jtrain.train.hooks.evaluation import (
-    EvaluationResult,
-    Results,
-    latest_number,
-)
+from jtrain.train.hooks.evaluation import EvaluationResult, Results
 from jtrain.train.hooks.log import LogHook, MetricHistory, MetricsFile
 from jtrain.train.hooks.profile_window import ProfileWindow
 from jtrain.train.hooks.recompute_check import RecomputeCheck
@@ -46,7 +42,7 @@ from jtrain.train.run_result import Status
 from jtrain.train.run_store import DirectoryStore, MemoryStore, RunStore, StartedRun
 from jtrain.train.runtime import explain_leaked_tracer
 from jtrain.train.save import CheckpointSaver, SaveHook
-from jtrain.train.summary import log_banner
+from jtrain.train.summary import banner_lines
 
 STATUS: Mapping[str, Status] = {"finished": "done", "interrupted": "stopped", "failed": "failed"}
 # Phases of the heartbeat, by what the progress bar shows; an evaluation is `eval`.
@@ -168,7 +164,7 @@ class Trainer:
         self.pictures = run_hooks.draw_pictures(run, self.pause)
         self.save, self.retries = self._make_save()
         self.own_hooks = run_hooks.prepare_own_hooks(run, own_hooks, self.evaluations)
-        newest = lambda: latest_number(run_hooks.main_results(self.evaluations))
+        main = next(iter(self.evaluations.values()), None)
         recorders = [  # of every step
             HooksPhase(),
             self.speed,
@@ -183,7 +179,7 @@ class Trainer:
                 every=every,
                 stop=config.steps,
                 speed=self.speed,
-                valid=newest if self.evaluations else None,
+                valid=main and main.newest_loss,
                 learning_rate=config.optimizer.learning_rate(config.steps),
             ),
             self.progress,
@@ -214,7 +210,8 @@ class Trainer:
         """Train from `state` on; return the last state, and why it stopped early if it did."""
         resume, config = self.attempt.resume, self.attempt.config
         with self._watch_deadlocks():
-            log_banner(self.attempt.program, resume)
+            for line in banner_lines(self.attempt.program.resolved, resume.schedule, resume.start):
+                LOG.info(line)
             try:
                 self._catch_up(state)
             except StoppedError as asked:

@@ -16,7 +16,6 @@ The hooks of a run, and the order in which they are called, stand in `jtrain.tra
 
 from jtrain.train.hooks.evaluation import EarlyStop as EarlyStop
 from jtrain.train.hooks.evaluation import EvaluateEvery as EvaluateEvery
-from jtrain.train.hooks.evaluation import EvaluationListener as EvaluationListener
 from jtrain.train.hooks.evaluation import EvaluationResult as EvaluationResult
 from jtrain.train.hooks.function_hooks import on_numbers as on_numbers
 from jtrain.train.hooks.function_hooks import on_results as on_results

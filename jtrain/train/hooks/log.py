@@ -11,9 +11,8 @@ from typing import Any
 
 from jtrain.core.loop import Hook
 from jtrain.errors import LossError
-from jtrain.io import jsonl
 from jtrain.io.formatting import format_count, format_duration, format_number, format_seconds
-from jtrain.io.jsonl import JsonlWriter
+from jtrain.io.jsonl import JsonlWriter, read_rows
 from jtrain.io.log import log_progress
 from jtrain.train.hooks.speed import Speed, SpeedReading
 
@@ -122,7 +121,7 @@ class MetricsFile(Hook):
 
     def row(self, step: int, prefix: str, numbers: Mapping[str, Any]) -> None:
         """Write a row of results: prefix `valid` and `{"loss": ...}` give `valid/loss`."""
-        named = {f"{prefix}/{name}" if prefix else name: x for name, x in numbers.items()}
+        named = _with_prefix(prefix, numbers)
         if "step" in named:
             raise LossError(
                 'a metric is called "step", which is the key of each row of metrics.jsonl. Give it '
@@ -135,15 +134,10 @@ class MetricsFile(Hook):
         self.rows.close()
 
 
-def read_metrics(path: Path | str) -> list[dict[str, Any]]:
-    """Return the rows of a metrics file, in order, even while a run writes it; [] if missing."""
-    return jsonl.read_rows(path)
-
-
 def read_results(path: Path | str, prefix: str) -> dict[int, dict[str, float]]:
     """Return the numbers by step that `row` wrote with a prefix ("" for training), without it."""
     numbers_by_step: dict[int, dict[str, float]] = {}
-    for row in read_metrics(path):
+    for row in read_rows(path):
         step = row.pop("step")
         split = [(*name.rpartition("/"), x) for name, x in row.items()]
         numbers = {name: x for before, _, name, x in split if before == prefix}
@@ -172,6 +166,9 @@ class MetricHistory(Hook):
 
     def row(self, step: int, prefix: str, numbers: Mapping[str, Any]) -> None:
         """Keep results: prefix `valid` and `{"loss": ...}` give `valid/loss`."""
-        for name, number in numbers.items():
-            name = f"{prefix}/{name}" if prefix else name
+        for name, number in _with_prefix(prefix, numbers).items():
             self.numbers.setdefault(name, {})[step] = number
+
+
+def _with_prefix(prefix: str, numbers: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{prefix}/{name}" if prefix else name: x for name, x in numbers.items()}

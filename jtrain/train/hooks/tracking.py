@@ -14,7 +14,6 @@ from jtrain.io.log import LOG
 from jtrain.io.regular_files import read_json
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.log import updates_before
-from jtrain.train.hooks.speed import Speed
 from jtrain.train.trackers import End, TrackedRun, TrackerConfig
 
 _Row = tuple[int, str, Mapping[str, float]]  # step, set (empty for training), numbers
@@ -70,33 +69,14 @@ class Tracking(Hook):
             LOG.warning(line)
 
 
-def build_tracking(
-    config: RunConfig,
-    path: Path,
-    speed: Speed,
-    *,
-    run: str,
-    resumed_at: int | None,
-) -> Tracking:
-    """Return the hook that sends metrics, learning rate and speed to the trackers of `config`.
+def track_run(config: RunConfig, path: Path, run: str, name: str = "") -> TrackedRun:
+    """Return what trackers are told of a run: `name`, or that of the config.
 
     Args:
-        path: the run's directory.
+        path: the directory that a tracker may keep its files in.
         run: the run's id.
     """
-    learning_rate = config.optimizer.learning_rate(config.steps)
-
-    def more(updates: int) -> dict[str, float]:
-        pace, rate = speed.pace, f"{speed.unit}_per_second"
-        numbers = {"learning_rate": float(learning_rate(updates))}
-        if pace is None:
-            return numbers
-        numbers |= {rate: getattr(pace, rate), "waiting": pace.waiting}
-        return numbers | ({} if pace.mfu is None else {"mfu": pace.mfu})
-
-    about = TrackedRun(config.name, path, flatten(to_plain(config)), run=run)
-    every = min(config.log.every, config.steps)
-    return Tracking(config.trackers, about, every=every, resumed_at=resumed_at, more=more)
+    return TrackedRun(name or config.name, path, flatten(to_plain(config)), run=run)
 
 
 def track_evaluations(config: RunConfig, path: Path, *, run: str) -> Tracking:
@@ -109,8 +89,7 @@ def track_evaluations(config: RunConfig, path: Path, *, run: str) -> Tracking:
         path: the run's directory; the trackers' files go to its folder `evaluation`.
         run: the run's id.
     """
-    plain = flatten(to_plain(config))
-    about = TrackedRun(f"{config.name}-evaluation", path / "evaluation", plain, run=run)
+    about = track_run(config, path / "evaluation", run, f"{config.name}-evaluation")
     return Tracking(config.trackers, about, resumed_at=0)
 
 
