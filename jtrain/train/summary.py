@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,9 +50,8 @@ class Summary:
 
     leaves: tuple[LeafSize, ...]
     """Leaves of the parameters, in the order of their tree."""
-    params: StateBytes
-    extra: StateBytes
-    optimizer: StateBytes
+    parts: Mapping[str, StateBytes]
+    """Bytes of params, extra and optimizer."""
 
     @property
     def numbers(self) -> int:
@@ -61,18 +61,17 @@ class Summary:
     @property
     def device_bytes(self) -> int:
         """Bytes of the state on one device."""
-        return self.params.device + self.extra.device + self.optimizer.device
+        return sum(part.device for part in self.parts.values())
 
 
 def summarize(abstract_state: TrainState) -> Summary:
     """Return the sizes of a state, given as shapes, dtypes and shardings."""
-    parts = [
-        _leaves(tree)
-        for tree in (abstract_state.params, abstract_state.extra, abstract_state.opt_state)
-    ]
+    trees = {"params": abstract_state.params, "extra": abstract_state.extra}
+    leaves = {n: _leaves(x) for n, x in (trees | {"optimizer": abstract_state.opt_state}).items()}
     total = lambda part: sum(leaf.bytes for leaf in part)
     device = lambda part: sum(leaf.device_bytes for leaf in part)
-    return Summary(parts[0], *(StateBytes(total(part), device(part)) for part in parts))
+    parts = {name: StateBytes(total(part), device(part)) for name, part in leaves.items()}
+    return Summary(leaves["params"], parts)
 
 
 def _leaves(tree: Any) -> tuple[LeafSize, ...]:
@@ -133,12 +132,9 @@ def bound_step_flops(program: Program) -> tuple[StepFlops, bool]:
 
 def format_line(sizes: Summary) -> str:
     """Return the sums in one line, for the log of a run."""
-    carried = f", {format_bytes(sizes.extra.total)} beside them" if sizes.extra.total else ""
-    return (
-        f"{len(sizes.leaves)} leaves of {format_bytes(sizes.params.total)}{carried}, "
-        f"{format_bytes(sizes.optimizer.total)} of the optimizer; "
-        f"a device holds {format_bytes(sizes.device_bytes)} of state"
-    )
+    params, extra, optimizer = (format_bytes(part.total) for part in sizes.parts.values())
+    carried = f", {extra} beside them" if sizes.parts["extra"].total else ""
+    return f"{len(sizes.leaves)} leaves of {params}{carried}, {optimizer} of the optimizer; a device holds {format_bytes(sizes.device_bytes)} of state"
 
 
 def to_json_values(sizes: Summary, work: StepFlops) -> dict[str, Any]:
@@ -146,7 +142,7 @@ def to_json_values(sizes: Summary, work: StepFlops) -> dict[str, Any]:
     flops = {"flops": work.hardware, "model_flops": work.model}
     return {
         "parameters": sizes.numbers,
-        "bytes": {name: part._asdict() for name, part in _parts(sizes).items()},
+        "bytes": {name: part._asdict() for name, part in sizes.parts.items()},
         "device_bytes": sizes.device_bytes,
         **{name: x for name, x in flops.items() if x is not None},
         "leaves": [leaf._asdict() for leaf in sizes.leaves],
@@ -170,7 +166,7 @@ def format_table(sizes: Summary, work: StepFlops) -> str:
             size = f"{leaf.numbers:,}", format_bytes(leaf.bytes)
             rows.append((name, dims(leaf.shape), leaf.dtype, *size, shard))
     sums = [f"parameters  {sizes.numbers:,} in {len(sizes.leaves)} leaves"]
-    for name, part in _parts(sizes).items():
+    for name, part in sizes.parts.items():
         if part.total:
             total, device = map(format_bytes, part)
             sums.append(f"{name:10}  {total}, {device} of it on a device")
@@ -181,10 +177,6 @@ def format_table(sizes: Summary, work: StepFlops) -> str:
         words = "with what the backward pass computes again"
         sums.append(f"{'' if work.model else 'step':10}  {format_count(work.hardware)}FLOP {words}")
     return "\n".join([*align_columns(rows, right=(3, 4)), "", *sums])
-
-
-def _parts(sizes: Summary) -> dict[str, StateBytes]:
-    return {"params": sizes.params, "extra": sizes.extra, "optimizer": sizes.optimizer}
 
 
 def banner_lines(

@@ -29,7 +29,8 @@ class StepRecord(NamedTuple):
 
     def same(self, other: "StepRecord") -> bool:
         """Return whether loss and gradient norm have the same bits, also of a NaN."""
-        return _bits(self.loss, self.grad_norm) == _bits(other.loss, other.grad_norm)
+        bits = lambda record: struct.pack("<2d", record.loss, record.grad_norm)
+        return bits(self) == bits(other)
 
 
 class StepRecorder(Recorder):
@@ -91,7 +92,3 @@ def read_step_records(path: Path) -> dict[int, StepRecord]:
         first = row["step"] - len(each) + 1
         records |= {first + i: StepRecord(*numbers) for i, numbers in enumerate(each)}
     return records
-
-
-def _bits(*numbers: float) -> bytes:
-    return struct.pack(f"<{len(numbers)}d", *numbers)
