@@ -134,7 +134,10 @@ def format_line(sizes: Summary) -> str:
     """Return the sums in one line, for the log of a run."""
     params, extra, optimizer = (format_bytes(part.total) for part in sizes.parts.values())
     carried = f", {extra} beside them" if sizes.parts["extra"].total else ""
-    return f"{len(sizes.leaves)} leaves of {params}{carried}, {optimizer} of the optimizer; a device holds {format_bytes(sizes.device_bytes)} of state"
+    return (
+        f"{len(sizes.leaves)} leaves of {params}{carried}, {optimizer} of the optimizer; "
+        f"a device holds {format_bytes(sizes.device_bytes)} of state"
+    )
 
 
 def to_json_values(sizes: Summary, work: StepFlops) -> dict[str, Any]:
