@@ -220,12 +220,11 @@ def track(run: Attempt, speed: Speed) -> Tracking | None:
     config, learning_rate = run.config, run.config.optimizer.learning_rate(run.config.steps)
 
     def more(updates: int) -> dict[str, float]:
-        pace, rate = speed.pace, f"{speed.unit}_per_second"
-        numbers = {"learning_rate": float(learning_rate(updates))}
-        if pace is None:
-            return numbers
-        numbers |= {rate: getattr(pace, rate), "waiting": pace.waiting}
-        return numbers | ({} if pace.mfu is None else {"mfu": pace.mfu})
+        numbers, pace = {"learning_rate": float(learning_rate(updates))}, speed.pace
+        if pace is not None:
+            numbers |= {f"{speed.unit}_per_second": speed.rate, "waiting": pace.waiting}
+            numbers |= {} if pace.mfu is None else {"mfu": pace.mfu}
+        return numbers
 
     about = track_run(config, run.written_files.path, run.written_files.id)
     at = run.resume.start

@@ -14,7 +14,7 @@ from jtrain.errors import LossError
 from jtrain.io.formatting import format_count, format_duration, format_number, format_seconds
 from jtrain.io.jsonl import JsonlWriter, read_rows
 from jtrain.io.log import log_progress
-from jtrain.train.hooks.speed import Speed, SpeedReading
+from jtrain.train.hooks.speed import Speed
 
 
 class LogHook(Hook):
@@ -48,7 +48,8 @@ class LogHook(Hook):
         cells = [f"step {step:>{len(str(self._stop))}}/{self._stop}"]
         cells.append(f"loss {format_number(numbers['loss']):>8}")
         if self._valid is not None:
-            cells.append(f"valid {_or_blank(self._valid(), format_number):>8}")
+            loss = self._valid()
+            cells.append(f"valid {'-' if loss is None else format_number(loss):>8}")
         if self._learning_rate is not None:
             cells.append(f"lr {float(self._learning_rate(updates_before(step, numbers))):.2e}")
         if self._speed is not None:
@@ -64,36 +65,21 @@ def updates_before(step: int, numbers: Mapping[str, float]) -> int:
 
 
 def _speed_cells(speed: Speed) -> list[str]:
-    pace = speed.pace
-    rate = pace and (pace.rows_per_second if speed.unit == "rows" else pace.tokens_per_second)
-    return [
-        f"{_or_blank(rate, format_count):>6} {speed.unit}/s",
-        *_quantile_cells(pace),
-        *_utilization_cells(pace),
-        f"{_or_blank(pace and pace.left, format_duration):>8} left",
-        f"waiting {_or_blank(pace and pace.waiting, '{:.1%}'.format):>6}",
-    ]
+    """Return rate, quantiles of the time of a step, utilization, time left and share of waiting.
 
-
-def _quantile_cells(pace: SpeedReading | None) -> list[str]:
-    """Return the median and the ninth decile of the time of a step."""
-    if pace is None or pace.p50 is None or pace.p90 is None:
-        return []
-    return [f"p50 {format_seconds(pace.p50):>7}", f"p90 {format_seconds(pace.p90):>7}"]
-
-
-def _utilization_cells(pace: SpeedReading | None) -> list[str]:
-    """Return MFU, and HFU where the backward pass computes something again."""
-    if pace is None or pace.mfu is None:
-        return []
-    cells = [f"mfu {pace.mfu:.1%}"]
-    if pace.hfu is not None and pace.hfu > 1.005 * pace.mfu:
-        cells.append(f"hfu {pace.hfu:.1%}")
-    return cells
-
-
-def _or_blank(x: float | None, text: Callable[[float], str]) -> str:
-    return "-" if x is None else text(x)
+    HFU is shown where the backward pass computes something again.
+    """
+    pace, unit = speed.pace, speed.unit
+    if pace is None:
+        return [f"{'-':>6} {unit}/s", f"{'-':>8} left", f"waiting {'-':>6}"]
+    cells = [f"{format_count(speed.rate):>6} {unit}/s"]
+    if pace.p50 is not None and pace.p90 is not None:
+        cells += [f"p50 {format_seconds(pace.p50):>7}", f"p90 {format_seconds(pace.p90):>7}"]
+    if pace.mfu is not None:
+        cells.append(f"mfu {pace.mfu:.1%}")
+        if pace.hfu is not None and pace.hfu > 1.005 * pace.mfu:
+            cells.append(f"hfu {pace.hfu:.1%}")
+    return [*cells, f"{format_duration(pace.left):>8} left", f"waiting {pace.waiting:>6.1%}"]
 
 
 class MetricsFile(Hook):

@@ -17,6 +17,7 @@ from jtrain.io.jsonl import JsonlWriter
 
 _PAGE = resource.getpagesize()
 _UNIT = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
+WINDOW = 10.0  # seconds that the speed is of
 CALLS = 512  # whose times the quantiles are of
 
 
@@ -58,7 +59,7 @@ class Speed(Hook, Recorder):
 
     A step is timed when the devices have done it and not when it was dispatched. Time counts from
     the end of the first call, so that compiling and the first call are no part of it; time inside
-    `pause()` does not count. The speed is that of the last `window` seconds. The quantiles are
+    `pause()` does not count. The speed is that of the last 10 s. The quantiles are
     those of the times between two calls that were done one after the other, without the first
     after a pause. This hook comes before the hooks that read it.
 
@@ -89,7 +90,6 @@ class Speed(Hook, Recorder):
         waited: Callable[[], float] = lambda: 0.0,
         memory: Callable[[], MemoryUse] | None = None,
         resumed_at: int | None = None,
-        window: float = 10.0,
         clock: Callable[[], float] = time.perf_counter,
     ):
         self.every = every
@@ -102,7 +102,7 @@ class Speed(Hook, Recorder):
         self._stop = stop
         self._rows, self._tokens, self._waited = rows, tokens, waited
         self._flops, self._peak = flops, peak
-        self._window, self._clock = window, clock
+        self._clock = clock
         self._file = None if path is None else JsonlWriter(path, resumed_at=resumed_at)
         self._samples: collections.deque[_Sample] = collections.deque()
         self._first: _Sample | None = None
@@ -117,6 +117,12 @@ class Speed(Hook, Recorder):
     def unit(self) -> str:
         """Unit of the speed: "tokens" or "rows"."""
         return "rows" if self._tokens is None else "tokens"
+
+    @property
+    def rate(self) -> float:
+        """Speed in this unit, a second; 0 before the second measurement."""
+        pace = self.pace
+        return 0.0 if pace is None else pace.tokens_per_second or pace.rows_per_second
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -147,7 +153,7 @@ class Speed(Hook, Recorder):
     def on_numbers(self, step: int, numbers: Mapping[str, float]) -> None:
         """Measure the speed at a step."""
         now = self._sample()
-        while len(self._samples) > 1 and self._samples[1].seconds <= now.seconds - self._window:
+        while len(self._samples) > 1 and self._samples[1].seconds <= now.seconds - WINDOW:
             self._samples.popleft()
         old = self._samples[0]
         if now.step == self._samples[-1].step or now.seconds <= old.seconds:

@@ -63,10 +63,9 @@ class Tracking(Hook):
 
     def close(self, end: End = "stopped") -> None:
         """End the trackers' runs, and log the rows that they lost."""
-        lost = [thread.close(end, self._patience) for thread in self._threads]
+        for thread in self._threads:
+            thread.close(end, self._patience)
         self._threads = []
-        for line in filter(None, lost):
-            LOG.warning(line)
 
 
 def track_run(config: RunConfig, path: Path, run: str, name: str = "") -> TrackedRun:
@@ -131,16 +130,18 @@ class _TrackerThread:
         elif not self._error:
             self._error = f"it is slow, and more than {self._capacity} rows waited"
 
-    def close(self, end: End, seconds: float) -> str:
-        """Wait up to `seconds` for the queued rows; return a line about lost rows, or ""."""
+    def close(self, end: End, seconds: float) -> None:
+        """Wait up to `seconds` for the queued rows, and log how many are lost."""
         self._end = end
         self._rows.put(None)
         self._thread.join(seconds)
         if self._thread.is_alive():
             self._error = self._error or f"it did not end within {seconds:g} s"
-        lost = f"{self._received - self._done} of {self._received} rows lost"
-        end_of_line = f"({self._error}). The run's own files have all of them."
-        return f"tracker {self._tracker.kind}: {lost} {end_of_line}" if self._error else ""
+        if self._error:
+            LOG.warning(
+                f"tracker {self._tracker.kind}: {self._received - self._done} of {self._received} "
+                f"rows lost ({self._error}). The run's own files have all of them."
+            )
 
     def _work(self) -> None:
         try:
