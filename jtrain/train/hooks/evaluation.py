@@ -100,10 +100,8 @@ class EvaluateEvery(Hook):
         return next(filter(None, stops), None)
 
 
-def add_listeners(
-    evaluations: Mapping[str, EvaluateEvery], hooks: Sequence[Hook]
-) -> list[EvaluateEvery]:
-    """Return the evaluations, after adding those of `hooks` that have `on_results` to them.
+def add_listeners(evaluations: Mapping[str, EvaluateEvery], hooks: Sequence[Hook]) -> None:
+    """Add those of `hooks` that have `on_results` to the evaluations.
 
     `on_results(step, name, results)` takes all results of the set `name` up to `step`, in order; a
     `Stop` ends the run. It must depend on the results only, so that a resumed run ends at the same
@@ -127,7 +125,6 @@ def add_listeners(
                 )
             for each in evaluations.values() if name is None else [evaluations[name]]:
                 each.listeners.append(hook)
-    return list(evaluations.values())
 
 
 class EarlyStop(Hook):
