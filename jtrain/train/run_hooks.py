@@ -18,6 +18,7 @@ from jtrain.core.types import Batch
 from jtrain.data import ReadAhead
 from jtrain.distributed.multihost import barrier
 from jtrain.io.disk_errors import disk_advice
+from jtrain.io.jsonl import JsonlWriter
 from jtrain.io.log import LOG, RunLog
 from jtrain.io.regular_files import open_regular
 from jtrain.parallel.chips import peak_flops
@@ -89,6 +90,18 @@ class Attempt:
         return schedule.longest * max(calls, 1)
 
 
+def open_rows(run: Attempt, path: Path | None) -> JsonlWriter | None:
+    """Open a file of rows where this process writes it; it is closed with the attempt.
+
+    The rows of steps that the run repeats are dropped, all of a new run.
+    """
+    if path is None or run.written_files is None:
+        return None
+    rows = JsonlWriter(path, resumed_at=run.resume.start)
+    run.closing.callback(rows.close)
+    return rows
+
+
 def make_evaluations(
     run: Attempt, pause: Pause, write: Callable[[int, str, Mapping[str, Any]], None]
 ) -> dict[str, EvaluateEvery]:
@@ -141,10 +154,7 @@ def make_step_record(run: Attempt) -> StepRecorder | None:
     """Return the record of every step, where there is a directory."""
     if run.files is None:
         return None
-    path = run.files.steps if run.files.first else None
-    record = StepRecorder(path, resumed_at=run.resume.start)
-    run.closing.callback(record.close)
-    return record
+    return StepRecorder(open_rows(run, run.files.steps))
 
 
 def make_bad_steps(run: Attempt, state: TrainState) -> BadSteps:
@@ -180,8 +190,8 @@ def measure_speed(run: Attempt, feed: ReadAhead[Batch]) -> Speed:
     config, resolved = run.config, run.program.resolved
     own = [x for x in resolved.devices if x.process_index == jax.process_index()]
     peak = peak_flops(resolved.devices) if run.written_files else None
-    speed = Speed(
-        run.written_files and run.written_files.speed,
+    return Speed(
+        open_rows(run, run.written_files and run.written_files.speed),
         every=run.log_every,
         stop=config.steps,
         rows=config.batch,
@@ -190,10 +200,7 @@ def measure_speed(run: Attempt, feed: ReadAhead[Batch]) -> Speed:
         peak=peak,
         waited=lambda: feed.waited,
         memory=functools.partial(measure_memory, own),
-        resumed_at=run.resume.start,
     )
-    run.closing.callback(speed.close)
-    return speed
 
 
 def show_progress(
@@ -250,10 +257,7 @@ def log_leaves(run: Attempt, pause: Pause) -> LeafLog | None:
     """Return the hook that logs statistics of the leaves, if configured."""
     if run.files is None or not run.config.log.leaves:
         return None
-    path = run.files.leaves if run.files.first else None
-    log = LeafLog(run.program, path, pause, run.resume)
-    run.closing.callback(log.close)
-    return log
+    return LeafLog(run.program, open_rows(run, run.files.leaves), pause, run.resume.batches.train)
 
 
 def draw_pictures(run: Attempt, pause: Pause) -> Pictures | None:

@@ -140,7 +140,7 @@ class Trainer:
         that returns a `Stop` ends the loop there, after those below it were called.
         """
         run, config = self.attempt, self.attempt.config
-        at, every, files = run.resume.start, run.log_every, run.written_files
+        every, files = run.log_every, run.written_files
         self.evaluations = run_hooks.make_evaluations(run, self.pause, self._write_results)
         self.best = run_hooks.find_best(run, self.evaluations)
         self.step_record = run_hooks.make_step_record(run)
@@ -152,9 +152,8 @@ class Trainer:
         self.speed = run_hooks.measure_speed(run, self.feed)
         self.history = MetricHistory(every=every)
         self.metrics: MetricsFile | MetricHistory = self.history
-        if files:
-            self.metrics = metrics = MetricsFile(files.metrics, every=every, resumed_at=at)
-            run.closing.callback(metrics.close)
+        if rows := run_hooks.open_rows(run, files and files.metrics):
+            self.metrics = MetricsFile(rows, every=every)
         self.times = TimeRows(files.times, start=run.start) if files else None
         if self.times:
             run.closing.callback(self.times.close)

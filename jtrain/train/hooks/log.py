@@ -88,18 +88,12 @@ class MetricsFile(Hook):
     A row is `{"step": 20, "loss": 2.25, ...}`.
 
     Args:
-        path: the file; recreated unless the run resumes.
+        rows: the file.
         every: steps.
-        resumed_at: step of the checkpoint that the run resumes from; None for a new run.
-
-    Raises:
-        CheckpointError: if the rows of the resumed run cannot be read.
     """
 
-    def __init__(self, path: Path | str, *, every: int, resumed_at: int | None = None):
-        self.every = every
-        self.rows = JsonlWriter(path, resumed_at=resumed_at)
-        """The file."""
+    def __init__(self, rows: JsonlWriter, *, every: int):
+        self.rows, self.every = rows, every
 
     def on_numbers(self, step: int, numbers: Mapping[str, float]) -> None:
         """Write a row."""
@@ -114,10 +108,6 @@ class MetricsFile(Hook):
                 'another name in the metrics that the loss returns, such as "position".'
             )
         self.rows.append({"step": step, **named})
-
-    def close(self) -> None:
-        """Close the file."""
-        self.rows.close()
 
 
 def read_results(path: Path | str, prefix: str) -> dict[int, dict[str, float]]:

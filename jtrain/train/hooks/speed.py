@@ -64,7 +64,7 @@ class Speed(Hook, Recorder):
     after a pause. This hook comes before the hooks that read it.
 
     Args:
-        path: the file; None to write none.
+        file: of the readings; None to write none.
         every: steps between two measurements.
         stop: the last step of the run.
         rows: in a step, over all processes.
@@ -74,12 +74,11 @@ class Speed(Hook, Recorder):
         peak: FLOP a second of these devices, in bfloat16; None if unknown.
         waited: gives the seconds that the loop has waited for data so far.
         memory: measures the memory; None to measure none.
-        resumed_at: as `MetricsFile` takes it.
     """
 
     def __init__(
         self,
-        path: Path | str | None,
+        file: JsonlWriter | None,
         *,
         every: int,
         stop: int,
@@ -89,7 +88,6 @@ class Speed(Hook, Recorder):
         peak: float | None = None,
         waited: Callable[[], float] = lambda: 0.0,
         memory: Callable[[], MemoryUse] | None = None,
-        resumed_at: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ):
         self.every = every
@@ -103,7 +101,7 @@ class Speed(Hook, Recorder):
         self._rows, self._tokens, self._waited = rows, tokens, waited
         self._flops, self._peak = flops, peak
         self._clock = clock
-        self._file = None if path is None else JsonlWriter(path, resumed_at=resumed_at)
+        self._file = file
         self._samples: collections.deque[_Sample] = collections.deque()
         self._first: _Sample | None = None
         self._depth = 0
@@ -163,11 +161,6 @@ class Speed(Hook, Recorder):
         self.pace = self._pace(old, now, pauses=self.paused / (now.step - self._first.step))
         if self._file is not None:
             self._file.append(self._row(self.pace, now.seconds - self._first.seconds))
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
 
     def _sample(self) -> "_Sample":
         step, at = self._newest

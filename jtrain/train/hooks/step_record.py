@@ -37,16 +37,13 @@ class StepRecorder(Recorder):
     """Recorder of the loss, the gradient norm and the batch of every step.
 
     Args:
-        path: the file; rows after `resumed_at` are dropped, all if it is None. A process without a
-            file only keeps `newest`.
-        resumed_at: step of the checkpoint that the run resumes from.
+        rows: the file; a process without one only keeps `newest`.
     """
 
-    def __init__(self, path: Path | None, *, resumed_at: int | None = None):
+    def __init__(self, rows: JsonlWriter | None):
+        self.rows = rows
         self.newest = 0
         """Digest of the batch of the last step that was written."""
-        self.rows = JsonlWriter(path, resumed_at=resumed_at) if path else None
-        """The file."""
         self._digests: dict[int, int] = {}
         self._lock = threading.Lock()
 
@@ -65,11 +62,6 @@ class StepRecorder(Recorder):
         if self.rows:
             last = finished.steps[-1]
             self.rows.append({"step": last, "loss": losses, "grad_norm": norms, "batch": batches})
-
-    def close(self) -> None:
-        """Close the file."""
-        if self.rows:
-            self.rows.close()
 
 
 def read_step_records(path: Path) -> dict[int, StepRecord]:

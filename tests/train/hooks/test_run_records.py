@@ -12,7 +12,7 @@ import pytest
 
 from jtrain.core.loop import FinishedSteps
 from jtrain.errors import CheckpointError, LossError
-from jtrain.io.jsonl import read_rows
+from jtrain.io.jsonl import JsonlWriter, read_rows
 from jtrain.io.log import LOG, RunLog, log_progress
 from jtrain.optim import Cosine
 from jtrain.train.hooks import LogHook, Speed, log
@@ -21,12 +21,12 @@ from jtrain.train.hooks.log import MetricsFile
 
 def written(path, *, resumed_at=None, stop=6):
     """Write rows up to `stop`, as a run that evaluates every second step."""
-    file = MetricsFile(path, every=1, resumed_at=resumed_at)
+    file = MetricsFile(JsonlWriter(path, resumed_at=resumed_at), every=1)
     for step in range((resumed_at or 0) + 1, stop + 1):
         file.on_numbers(step, {"loss": 1 / step, "grad_norm": step / 7})
         if step % 2 == 0:
             file.row(step, "valid", {"loss": 2 / step, "rows": 5})
-    file.close()
+    file.rows.close()
     return path.read_bytes()
 
 
@@ -44,9 +44,9 @@ def test_rows_are_json_and_come_back(tmp_path):
 
 
 def test_what_is_not_finite_is_valid_json_and_comes_back(tmp_path):
-    file = MetricsFile(tmp_path / "m.jsonl", every=1)
+    file = MetricsFile(JsonlWriter(tmp_path / "m.jsonl"), every=1)
     file.on_numbers(1, {"loss": math.nan, "up": math.inf, "each": np.array([-np.inf, 1.5])})
-    file.close()
+    file.rows.close()
     refuse = lambda name: pytest.fail(f"{name} is no JSON")
     row = json.loads((tmp_path / "m.jsonl").read_text(), parse_constant=refuse)
     assert row == {"step": 1, "loss": "NaN", "up": "Infinity", "each": ["-Infinity", 1.5]}
@@ -69,10 +69,10 @@ def test_a_file_cut_at_any_byte_is_completed_by_the_resumed_run(tmp_path, monkey
 def test_rows_can_be_forced_to_the_disk_before_a_checkpoint(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.fstat(number).st_size))
-    file = MetricsFile(tmp_path / "m.jsonl", every=1)
+    file = MetricsFile(JsonlWriter(tmp_path / "m.jsonl"), every=1)
     file.on_numbers(1, {"loss": 1.0})
     file.rows.sync()
-    file.close()
+    file.rows.close()
     assert synced == [len('{"step": 1, "loss": 1.0}\n')]
 
 
@@ -87,10 +87,10 @@ def test_a_damaged_row_in_the_middle_is_named_with_its_fix(tmp_path):
 
 
 def test_a_metric_called_step_is_refused(tmp_path):
-    file = MetricsFile(tmp_path / "m.jsonl", every=1)
+    file = MetricsFile(JsonlWriter(tmp_path / "m.jsonl"), every=1)
     with pytest.raises(LossError, match=r'called "step".*another name'):
         file.on_numbers(1, {"step": 3.0})
-    file.close()
+    file.rows.close()
 
 
 # Written down in two halves, as the lines are longer than ours.
