@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import jax
 
 from jtrain.checkpoint.retention import BestMetric
+from jtrain.config.dump import flatten, to_plain
 from jtrain.config.durations import Duration
 from jtrain.core.loop import Hook, LoopResult
 from jtrain.core.state import TrainState
@@ -32,13 +33,14 @@ from jtrain.train.hooks.progress import ProgressBar
 from jtrain.train.hooks.signals import GracePeriod, Signals
 from jtrain.train.hooks.speed import Speed, measure_memory
 from jtrain.train.hooks.step_record import StepRecorder
-from jtrain.train.hooks.tracking import Tracking, track_run
+from jtrain.train.hooks.tracking import Tracking
 from jtrain.train.leaf_statistics import LeafLog
 from jtrain.train.program import Program
 from jtrain.train.rollback import ResumePoint
 from jtrain.train.run_dir import RunDir
 from jtrain.train.run_store import RunStore
 from jtrain.train.summary import count_step_flops
+from jtrain.train.trackers import TrackedRun
 
 RECORDED = 16  # short steps between two looks at the numbers of all steps
 SHORT = 1e-3  # seconds of a step, by the size of its state, whose numbers may wait for others
@@ -233,8 +235,8 @@ def track(run: Attempt, speed: Speed) -> Tracking | None:
             numbers |= {} if pace.mfu is None else {"mfu": pace.mfu}
         return numbers
 
-    about = track_run(config, run.written_files.path, run.written_files.id)
-    at = run.resume.start
+    files, at = run.written_files, run.resume.start
+    about = TrackedRun(config.name, files.path, flatten(to_plain(config)), run=files.id)
     tracking = Tracking(config.trackers, about, every=run.log_every, resumed_at=at, more=more)
     run.closing.callback(tracking.close, "failed")  # unless closed with the run's status
     return tracking

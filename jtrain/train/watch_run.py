@@ -11,16 +11,17 @@ from jtrain.checkpoint import CheckpointManager, layout
 from jtrain.checkpoint.lock import WriteLock, read_holder
 from jtrain.checkpoint.pinned import RemovedError, pin, unpin_all
 from jtrain.checkpoint.seal import sealed_digest
+from jtrain.config.dump import flatten, to_plain
 from jtrain.distributed.multihost import all_gather, broadcast_from_first
 from jtrain.distributed.shutdown import NotedSignals
 from jtrain.errors import DONE, FAULT, STOPPED, CheckpointError, ConfigError
 from jtrain.io.jsonl import JsonlWriter, complete_rows
 from jtrain.train.experiment import RunConfig
-from jtrain.train.hooks.tracking import Tracking, track_evaluations
+from jtrain.train.hooks.tracking import Tracking
 from jtrain.train.program import Program
 from jtrain.train.restore import Log, set_up_stored
 from jtrain.train.run_dir import RunDir, find_run
-from jtrain.train.trackers import End, check_installed
+from jtrain.train.trackers import End, TrackedRun, check_installed
 
 POLL = 1.0  # seconds between two looks at the run
 NAME = "evaluations.jsonl"  # file of a run with the results of its watches
@@ -98,7 +99,10 @@ def watch_run(
     with contextlib.ExitStack() as stack:
         watched = None
         if run_dir.first:
-            tracking = track_evaluations(config, run_dir.path, run=run_dir.id)
+            # A run of its own in each service, which takes the rows of a run from one process.
+            name, folder = f"{config.name}-evaluation", run_dir.path / "evaluation"
+            about = TrackedRun(name, folder, flatten(to_plain(config)), run=run_dir.id)
+            tracking = Tracking(config.trackers, about, resumed_at=0)
             stack.callback(tracking.close, "stopped")  # unless it was closed with the run's end
             watched = _WatchedCheckpoints(run_dir, policy, timeout, log, tracking)
             stack.callback(watched.close)

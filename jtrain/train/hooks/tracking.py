@@ -8,11 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jtrain.config.dump import flatten, to_plain
 from jtrain.core.loop import Hook
 from jtrain.io.log import LOG
 from jtrain.io.regular_files import read_json
-from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.log import updates_before
 from jtrain.train.trackers import End, TrackedRun, TrackerConfig
 
@@ -66,30 +64,6 @@ class Tracking(Hook):
         for thread in self._threads:
             thread.close(end, self._patience)
         self._threads = []
-
-
-def track_run(config: RunConfig, path: Path, run: str, name: str = "") -> TrackedRun:
-    """Return what trackers are told of a run: `name`, or that of the config.
-
-    Args:
-        path: the directory that a tracker may keep its files in.
-        run: the run's id.
-    """
-    return TrackedRun(name or config.name, path, flatten(to_plain(config)), run=run)
-
-
-def track_evaluations(config: RunConfig, path: Path, *, run: str) -> Tracking:
-    """Return what sends the evaluations beside a run to the trackers of `config`.
-
-    They are a run of their own in each service, `NAME-evaluation`: a service takes the rows of a
-    run from one process, in the order of the steps.
-
-    Args:
-        path: the run's directory; the trackers' files go to its folder `evaluation`.
-        run: the run's id.
-    """
-    about = track_run(config, path / "evaluation", run, f"{config.name}-evaluation")
-    return Tracking(config.trackers, about, resumed_at=0)
 
 
 class _TrackerThread:
