@@ -51,7 +51,7 @@ def language(kind: str, variant: str, sizes: str, torch: str) -> dict[str, Any]:
     peer = TorchPeer(torch, {"model": "language", "sizes": model, "batch": size.rows})
     program = set_up(resolve(CONFIG, words(kind, variant, sizes)).config)
     take = trainer(program)
-    flops, peak = bound_step_flops(program).flops.model, peak_flops(program.resolved.devices)
+    flops, peak = bound_step_flops(program)[0].model, peak_flops(program.resolved.devices)
     found = compare(
         clocked(take),
         sizes,

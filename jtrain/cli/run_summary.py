@@ -141,9 +141,7 @@ def open_profile(window: str, config: RunConfig) -> ProfileWindow:
     Raises:
         ConfigError: if it is no window of steps of the run.
     """
-    steps = StepWindow.parse(window)
-    if isinstance(config.steps, int):
-        steps.check_steps(config.steps)
+    steps = StepWindow.parse(window, config.steps if isinstance(config.steps, int) else None)
     place, folder = detect(os.environ), RUNS / config.run_name / FOLDER
     own = folder.with_name(f"{FOLDER}-{place.index}") if place.index else folder
     return ProfileWindow(steps, own, steps_per_call=config.steps_divisor)

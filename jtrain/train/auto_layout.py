@@ -36,10 +36,14 @@ def saved_residuals(fn: Callable[..., Any], first: Any, *rest: Any) -> int:
     return _own(lambda x, *others: jax.vjp(lambda x: fn(x, *others), x)[1], first, *rest)
 
 
-def remat_regions(fn: Callable[..., Any], *args: Any) -> list[RematRegion]:
-    """Return the regions of `fn(*args)` under `jax.checkpoint`; one in a loop counts once."""
+def largest_remat_region(fn: Callable[..., Any], *args: Any) -> RematRegion:
+    """Return the region of `fn(*args)` under `jax.checkpoint` with the most residuals.
+
+    A region in a loop counts once. Without a region it is one of no bytes.
+    """
     found = equations_in(jax.make_jaxpr(fn)(*args))
-    return [_part(equation) for equation in found if equation.primitive.name in REMAT]
+    regions = [_region(equation) for equation in found if equation.primitive.name in REMAT]
+    return max(regions, key=lambda region: region.saved_bytes, default=RematRegion(0, ()))
 
 
 def num_bytes(of: Any) -> int:
@@ -47,7 +51,7 @@ def num_bytes(of: Any) -> int:
     return of.size * of.dtype.itemsize
 
 
-def _part(eqn: Any) -> RematRegion:
+def _region(eqn: Any) -> RematRegion:
     run = as_function(inner_programs(eqn)[0])
     given = tuple(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars)
     real = [i for i, of in enumerate(given) if jnp.issubdtype(of.dtype, jnp.inexact)]
@@ -104,8 +108,7 @@ def trace_memory_needs(config: RunConfig, layout: Axes, devices: Sequence[Device
     config, x = run.config, run.experiment
     abstract_state = trace_state(config, x)
     args, loss = _loss(config, x, abstract_state)
-    parts = remat_regions(loss, *args)
-    largest = max(parts, default=RematRegion(0, ()))
+    largest = largest_remat_region(loss, *args)
     rows = config.batch // config.microbatches
     weights_of = [of for of in largest.given if rows not in of.shape[:1]]
     needs = MemoryNeeds(

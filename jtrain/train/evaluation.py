@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,7 +18,6 @@ from jtrain.data.batches.step_batches import copy_writable
 from jtrain.data.batches.workers import Workers, is_streamed
 from jtrain.errors import ConfigError
 from jtrain.errors.spelling import did_you_mean
-from jtrain.io.jsonl import JsonlWriter, complete_rows
 from jtrain.optim import evaluation_params
 from jtrain.parallel import Strategy
 from jtrain.parallel.custom_loop import gather
@@ -228,51 +226,3 @@ def gather_weights(params: Params, extra: Extra, state: TrainState) -> tuple[Par
         return params, extra, state.step_key()
     params, extra, seed, step = gather((params, extra, state.seed, state.step))
     return params, extra, jax.random.fold_in(jax.random.wrap_key_data(jnp.array(seed)), step)
-
-
-NAME = "evaluations.jsonl"
-
-
-class EvaluationRows:
-    """File evaluations.jsonl: results that another program than the training one has measured.
-
-    Its rows are those of metrics.jsonl, `{"step": 20, "valid/loss": 2.25}`, with the run's id under
-    `run` and the digest of the checkpoint's seal under `seal`: after a rollback the run saves
-    another checkpoint of the same step, whose row replaces the older one. The training process
-    never opens the file, so neither waits for the other.
-
-    Args:
-        directory: of the run.
-        run: id of the run; rows of another one, which was here before, are removed.
-
-    Raises:
-        CheckpointError: if the rows cannot be read, or the file cannot be written.
-    """
-
-    def __init__(self, directory: Path, run: str):
-        self._path, self._run = directory / NAME, run
-        self._rows = JsonlWriter(self._path, retain=lambda row: row.get("run") == run)
-        self._seals = {row["step"]: row.get("seal") for row in complete_rows(self._path)}
-
-    @property
-    def newest(self) -> int | None:
-        """Newest step that is evaluated; None if there is none."""
-        return max(self._seals, default=None)
-
-    def has(self, step: int, seal: str) -> bool:
-        """Return whether the checkpoint of a step with this seal is evaluated."""
-        return self._seals.get(step) == seal
-
-    def append(self, step: int, seal: str, results: Mapping[str, Mapping[str, Any]]) -> None:
-        """Write the results of a step, by set, so that they survive a power cut."""
-        if step in self._seals:
-            self._rows.close()
-            self._rows = JsonlWriter(self._path, retain=lambda row: row["step"] != step)
-        named = {f"{name}/{key}": x for name, each in results.items() for key, x in each.items()}
-        self._rows.append({"step": step, **named, "run": self._run, "seal": seal})
-        self._rows.sync()
-        self._seals[step] = seal
-
-    def close(self) -> None:
-        """Close the file."""
-        self._rows.close()

@@ -57,7 +57,7 @@ def export_hf(config: Path, directory: Path, step: int, out: Path, dtype: str = 
             f"{config} has no `model` that is a network of jtrain, and only those have a published "
             f"family. Export the tensors: --to safetensors"
         )
-    model = with_sizes_of_data(model, directory, step, record)
+    model = with_sizes_of_data(model, record)
     source = Path(getattr(model, "pretrained", "") or "")
     known = bool(source.name) and is_pretrained(source)
     base = read_hf_config(source) if known else {}
@@ -77,24 +77,19 @@ def export_hf(config: Path, directory: Path, step: int, out: Path, dtype: str = 
     )
 
 
-def with_sizes_of_data(model: Any, directory: Path, step: int, record: Any) -> Any:
+def with_sizes_of_data(model: Any, record: Any) -> Any:
     """Return the config with the sizes that its data gave, by the leaves of the checkpoint.
 
     They are the vocabulary of a text model, and images and classes of an image classifier.
     """
+    prefix = "extra/base/" if has_terms(record) else "params/"
+    shape = lambda name: _stored_shape(record, prefix, name)
     if hasattr(model, "for_leaves"):
-        prefix = "extra/base/" if has_terms(record) else "params/"
-        if f"{prefix}head/bias" not in record:
-            return model
-        return model.for_leaves(lambda name: _stored_shape(record, prefix, name))
-    if getattr(model, "vocab", None) != 0:
+        return model.for_leaves(shape) if f"{prefix}head/bias" in record else model
+    stored = {f"{prefix}tokens", "params/tokens/a"} & set(record)
+    if getattr(model, "vocab", None) != 0 or not stored:
         return model
-    name = "extra/base/tokens" if has_terms(record) else "params/tokens"
-    if (terms := "params/tokens/a") in record:  # a row of `a` for each token
-        name = terms
-    if name not in record:
-        return model
-    return model.for_tokens(len(inspect.read_arrays(directory, step, [name])[name]))
+    return model.for_tokens(shape("tokens")[0])
 
 
 def _stored_shape(record: Any, prefix: str, name: str) -> tuple[int, ...]:

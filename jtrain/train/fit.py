@@ -20,6 +20,7 @@ from jtrain.core.types import Extra, LossFn, Params, RowsInteract
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.errors import ConfigError, LossError
 from jtrain.errors.user_code import api_boundary
+from jtrain.io.jsonl import read_rows
 from jtrain.io.log import LOG, RunLog
 from jtrain.optim.join import Schedule
 from jtrain.optim.recipe import OptimizerConfig
@@ -29,7 +30,7 @@ from jtrain.train.experiment import Experiment, RunConfig
 from jtrain.train.fit_result import Fitted
 from jtrain.train.hooks.evaluation import EvaluationResult
 from jtrain.train.hooks.function_hooks import Observer
-from jtrain.train.hooks.log import MetricHistory, read_metrics
+from jtrain.train.hooks.log import MetricHistory
 from jtrain.train.hooks.signals import Signals
 from jtrain.train.processes import join_run
 from jtrain.train.restore import restore_run
@@ -264,7 +265,7 @@ def _fit_in_directory(
     which: Literal["newest", "best"] = "best" if of else "newest"
     step, program, state = restore_run(config, directory, which)
     numbers = MetricHistory()
-    for row in read_metrics(outcome.directory.metrics):
+    for row in read_rows(outcome.directory.metrics):
         numbers.row(row.pop("step"), "", row)
     if outcome.numbers:  # the file has no row for a step at which the run was interrupted
         numbers.row(outcome.step, "", outcome.numbers)

@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import jax
@@ -20,7 +19,6 @@ from jtrain.data.batches.step_batches import SkipBatches
 from jtrain.io.jsonl import JsonlWriter
 from jtrain.parallel.offload import to_device
 from jtrain.train.program import Program
-from jtrain.train.rollback import ResumePoint
 
 Statistics: TypeAlias = dict[str, dict[str, Any]]  # numbers by kind and leaf
 
@@ -69,23 +67,21 @@ class LeafLog(Hook):
     A row is `{"step": 100, "grad_norm": {"w": 0.5}, ...}`.
 
     Args:
-        path: the file, recreated unless the run resumes; None to compute and write nothing, as all
-            processes but the first do.
+        rows: the file; None to compute and write nothing, as all processes but the first do.
         pause: context manager for work beside training.
-        resume: where the run starts.
+        train: batch of each step.
     """
 
     def __init__(
         self,
         program: Program,
-        path: Path | None,
+        rows: JsonlWriter | None,
         pause: Callable[[str], AbstractContextManager[None]],
-        resume: ResumePoint,
+        train: SkipBatches,
     ):
         self.every, self._stop = program.resolved.config.log.leaves, program.resolved.config.steps
-        self._measure, self._pause = LeafStatistics(program, resume.batches.train), pause
-        self.rows = None if path is None else JsonlWriter(path, resumed_at=resume.start)
-        """The file."""
+        self._measure, self._pause = LeafStatistics(program, train), pause
+        self.rows = rows
 
     def on_state(self, step: int, state: Any) -> None:
         """Write a row."""
@@ -95,11 +91,6 @@ class LeafLog(Hook):
             statistics = self._measure(step, state)
         if self.rows is not None:
             self.rows.append({"step": step, **statistics})
-
-    def close(self) -> None:
-        """Close the file."""
-        if self.rows is not None:
-            self.rows.close()
 
 
 def _make_statistics(program: Program) -> Callable[..., Statistics]:

@@ -19,7 +19,7 @@ from jtrain.models.adapters import check_model_type, is_nnx
 from jtrain.models.model_loss import ModelLoss
 from jtrain.parallel import Layout, Strategy, check_divides
 from jtrain.train import fit_arguments, fit_data
-from jtrain.train.check_batch.first_batch import FirstBatch, on_devices
+from jtrain.train.check_batch.first_batch import FirstBatch
 from jtrain.train.evaluation import SetEvaluations
 from jtrain.train.runtime import enable_compilation_cache
 
@@ -82,7 +82,7 @@ def evaluate(
             weights=weights,
             draws=False,
         )
-        check.check(on_devices(strategy, check.sums(strategy.psum), weights))
+        check.check(check.make_sums(weights, strategy))
     sets = SetEvaluations(
         {"data": rows},
         start.loss,

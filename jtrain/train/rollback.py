@@ -79,7 +79,7 @@ def record_rollback(batches: CallBatches, bad_steps: BadSteps, why: Rollback) ->
     first = max(0, batches.train.number(why.step - 1) - why.back)
     window = [first, first + why.skip]
     bad = bad_steps.bad or BadStep(why.step, why.why, math.nan, math.nan)
-    bad_steps.record(bad, "rolled back", without=window)
+    bad_steps.log.append(bad, "rolled back", without=window)
     LOG.warning(f"{why.why} Rolling back; batches {first} to {window[1] - 1} are skipped.")
 
 

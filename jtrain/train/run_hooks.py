@@ -11,33 +11,36 @@ from typing import Any, TypeAlias
 import jax
 
 from jtrain.checkpoint.retention import BestMetric
+from jtrain.config.dump import flatten, to_plain
 from jtrain.config.durations import Duration
 from jtrain.core.loop import Hook, LoopResult
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch
 from jtrain.data import ReadAhead
-from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.multihost import barrier
 from jtrain.io.disk_errors import disk_advice
+from jtrain.io.jsonl import JsonlWriter
 from jtrain.io.log import LOG, RunLog
 from jtrain.io.regular_files import open_regular
+from jtrain.parallel.chips import peak_flops
 from jtrain.train.charts import Pictures
 from jtrain.train.experiment import RunConfig
-from jtrain.train.hooks.bad_step_log import BadStepLog, StepRows
+from jtrain.train.hooks.bad_step_log import BadStepLog
 from jtrain.train.hooks.bad_steps import BadSteps
-from jtrain.train.hooks.evaluation import EarlyStop, EvaluateEvery, Results, add_listeners
+from jtrain.train.hooks.evaluation import EarlyStop, EvaluateEvery, add_listeners
 from jtrain.train.hooks.log import read_results
 from jtrain.train.hooks.progress import ProgressBar
 from jtrain.train.hooks.signals import GracePeriod, Signals
 from jtrain.train.hooks.speed import Speed, measure_memory
 from jtrain.train.hooks.step_record import StepRecorder
-from jtrain.train.hooks.tracking import Tracking, build_tracking
+from jtrain.train.hooks.tracking import Tracking
 from jtrain.train.leaf_statistics import LeafLog
 from jtrain.train.program import Program
 from jtrain.train.rollback import ResumePoint
 from jtrain.train.run_dir import RunDir
 from jtrain.train.run_store import RunStore
-from jtrain.train.summary import measure_work
+from jtrain.train.summary import count_step_flops
+from jtrain.train.trackers import TrackedRun
 
 RECORDED = 16  # short steps between two looks at the numbers of all steps
 SHORT = 1e-3  # seconds of a step, by the size of its state, whose numbers may wait for others
@@ -89,6 +92,18 @@ class Attempt:
         return schedule.longest * max(calls, 1)
 
 
+def open_rows(run: Attempt, path: Path | None) -> JsonlWriter | None:
+    """Open a file of rows where this process writes it; it is closed with the attempt.
+
+    The rows of steps that the run repeats are dropped, all of a new run.
+    """
+    if path is None or run.written_files is None:
+        return None
+    rows = JsonlWriter(path, resumed_at=run.resume.start)
+    run.closing.callback(rows.close)
+    return rows
+
+
 def make_evaluations(
     run: Attempt, pause: Pause, write: Callable[[int, str, Mapping[str, Any]], None]
 ) -> dict[str, EvaluateEvery]:
@@ -137,29 +152,22 @@ def find_best(run: Attempt, evaluations: Mapping[str, EvaluateEvery]) -> Evaluat
     return evaluations.get(name) or next(iter(evaluations.values()))
 
 
-def main_results(evaluations: Mapping[str, EvaluateEvery]) -> Results:
-    """Return the results of the main set; empty if there is none."""
-    main = next(iter(evaluations.values()), None)
-    return main.results if main else {}
-
-
 def make_step_record(run: Attempt) -> StepRecorder | None:
     """Return the record of every step, where there is a directory."""
     if run.files is None:
         return None
-    path = run.files.steps if run.files.first else None
-    record = StepRecorder(path, resumed_at=run.resume.start)
-    run.closing.callback(record.close)
-    return record
+    return StepRecorder(open_rows(run, run.files.steps))
 
 
-def make_bad_steps(run: Attempt, events: BadStepLog, state: TrainState) -> BadSteps:
+def make_bad_steps(run: Attempt, state: TrainState) -> BadSteps:
     """Return the recorder that judges each step."""
-    resume = run.resume
+    resume, path = run.resume, run.written_files and run.written_files.events
+    source = run.program.resolved.experiment.train
+    log = BadStepLog(path, resume.batches.train, source, resumed_at=resume.start)
+    run.closing.callback(log.close)
     return BadSteps(
         run.config,
-        events,
-        StepRows(resume.batches.train, run.program.resolved.experiment.train),
+        log,
         every=run.record_every,
         start=run.start,
         skipped=int(state.skipped),
@@ -183,20 +191,18 @@ def measure_speed(run: Attempt, feed: ReadAhead[Batch]) -> Speed:
     """Return the hook that measures the speed, whose pauses are those of the others."""
     config, resolved = run.config, run.program.resolved
     own = [x for x in resolved.devices if x.process_index == jax.process_index()]
-    speed = Speed(
-        run.written_files and run.written_files.speed,
+    peak = peak_flops(resolved.devices) if run.written_files else None
+    return Speed(
+        open_rows(run, run.written_files and run.written_files.speed),
         every=run.log_every,
         stop=config.steps,
         rows=config.batch,
         tokens=config.batch * resolved.experiment.tokens or None,
-        work=measure_work(run.program) if run.written_files else None,
+        flops=count_step_flops(run.program) if peak else (None, None),
+        peak=peak,
         waited=lambda: feed.waited,
         memory=functools.partial(measure_memory, own),
-        began=lambda: {"compile": HEARTBEAT.seconds()["compile"]},
-        resumed_at=run.resume.start,
     )
-    run.closing.callback(speed.close)
-    return speed
 
 
 def show_progress(
@@ -204,11 +210,12 @@ def show_progress(
 ) -> ProgressBar:
     """Return the live display."""
     losses = lambda results: {n: x["loss"] for n, x in results.items() if "loss" in x}
+    main = next(iter(evaluations.values()), None)
     return ProgressBar(
         start=run.start,
         stop=run.config.steps,
         speed=speed,
-        valid=lambda: losses(main_results(evaluations)),
+        valid=lambda: losses(main.results if main else {}),
         earlier=lambda: losses(_earlier_results(run, "")),
         steps_per_call=run.resume.schedule.longest,
         stream=run.log.stream,
@@ -219,32 +226,32 @@ def track(run: Attempt, speed: Speed) -> Tracking | None:
     """Return the hook that sends numbers to the trackers, if there are any."""
     if run.written_files is None or not run.config.trackers:
         return None
-    tracking = build_tracking(
-        run.config,
-        run.written_files.path,
-        speed,
-        run=run.written_files.id,
-        resumed_at=run.resume.start,
-    )
+    config, learning_rate = run.config, run.config.optimizer.learning_rate(run.config.steps)
+
+    def more(updates: int) -> dict[str, float]:
+        numbers, pace = {"learning_rate": float(learning_rate(updates))}, speed.pace
+        if pace is not None:
+            numbers |= {f"{speed.unit}_per_second": speed.rate, "waiting": pace.waiting}
+            numbers |= {} if pace.mfu is None else {"mfu": pace.mfu}
+        return numbers
+
+    files, at = run.written_files, run.resume.start
+    about = TrackedRun(config.name, files.path, flatten(to_plain(config)), run=files.id)
+    tracking = Tracking(config.trackers, about, every=run.log_every, resumed_at=at, more=more)
     run.closing.callback(tracking.close, "failed")  # unless closed with the run's status
     return tracking
 
 
 def watch_grace_period(run: Attempt, speed: Speed) -> GracePeriod:
     """Return the hook that compares the time of a step and a save with the grace period."""
-    cadence, schedule = run.config.checkpoint.every, run.resume.schedule
+    cadence, schedule = run.config.checkpoint.every or run.config.steps, run.resume.schedule
     run.signals.budget.in_flight = schedule.in_flight
-    steps = f"{cadence or run.config.steps} steps"
-
-    def seconds_per_call() -> float | None:
-        pace = speed.pace
-        return None if pace is None else schedule.longest * pace.seconds_per_step
-
     return GracePeriod(
         run.signals.budget,
+        speed,
         every=run.log_every,
-        call=seconds_per_call,
-        cadence=str(cadence) if isinstance(cadence, Duration) else steps,
+        steps_per_call=schedule.longest,
+        cadence=str(cadence) if isinstance(cadence, Duration) else f"{cadence} steps",
     )
 
 
@@ -252,10 +259,7 @@ def log_leaves(run: Attempt, pause: Pause) -> LeafLog | None:
     """Return the hook that logs statistics of the leaves, if configured."""
     if run.files is None or not run.config.log.leaves:
         return None
-    path = run.files.leaves if run.files.first else None
-    log = LeafLog(run.program, path, pause, run.resume)
-    run.closing.callback(log.close)
-    return log
+    return LeafLog(run.program, open_rows(run, run.files.leaves), pause, run.resume.batches.train)
 
 
 def draw_pictures(run: Attempt, pause: Pause) -> Pictures | None:

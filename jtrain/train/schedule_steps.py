@@ -163,7 +163,3 @@ def _patience_in_evaluations(config: RunConfig, patience: Duration) -> RunConfig
         )
     evaluate = dataclasses.replace(asked, patience=-(-asked.patience // every))
     return dataclasses.replace(config, evaluate=evaluate)
-
-
-WARMUP, LEAST, MOST = 3, 20, 2000  # calls of the step; between the last two, as fit in SECONDS
-SECONDS, LIMIT = 1.5, 15.0  # to measure in; even fewer calls than LEAST, not to take longer

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,16 +15,12 @@ from jtrain.core.state import TrainState
 from jtrain.distributed.accelerators import unused_accelerators
 from jtrain.distributed.cpu_threads import count_cpu_devices, describe_small_pool
 from jtrain.io.formatting import align_columns, format_bytes, format_count, format_seconds
-from jtrain.io.log import LOG
 from jtrain.models.pretrained.source import describe_source
-from jtrain.parallel.chips import peak_flops
 from jtrain.parallel.devices import parse_devices
 from jtrain.parallel.offload import device_shardings
 from jtrain.train.flops import count_flops, count_model_flops
-from jtrain.train.hooks.speed import StepWork
 from jtrain.train.program import Program
 from jtrain.train.resolve import Resolved
-from jtrain.train.rollback import ResumePoint
 from jtrain.train.supersteps import CallSchedule
 
 
@@ -53,9 +50,8 @@ class Summary:
 
     leaves: tuple[LeafSize, ...]
     """Leaves of the parameters, in the order of their tree."""
-    params: StateBytes
-    extra: StateBytes
-    optimizer: StateBytes
+    parts: Mapping[str, StateBytes]
+    """Bytes of params, extra and optimizer."""
 
     @property
     def numbers(self) -> int:
@@ -65,18 +61,17 @@ class Summary:
     @property
     def device_bytes(self) -> int:
         """Bytes of the state on one device."""
-        return self.params.device + self.extra.device + self.optimizer.device
+        return sum(part.device for part in self.parts.values())
 
 
 def summarize(abstract_state: TrainState) -> Summary:
     """Return the sizes of a state, given as shapes, dtypes and shardings."""
-    parts = [
-        _leaves(tree)
-        for tree in (abstract_state.params, abstract_state.extra, abstract_state.opt_state)
-    ]
+    trees = {"params": abstract_state.params, "extra": abstract_state.extra}
+    leaves = {n: _leaves(x) for n, x in (trees | {"optimizer": abstract_state.opt_state}).items()}
     total = lambda part: sum(leaf.bytes for leaf in part)
     device = lambda part: sum(leaf.device_bytes for leaf in part)
-    return Summary(parts[0], *(StateBytes(total(part), device(part)) for part in parts))
+    parts = {name: StateBytes(total(part), device(part)) for name, part in leaves.items()}
+    return Summary(leaves["params"], parts)
 
 
 def _leaves(tree: Any) -> tuple[LeafSize, ...]:
@@ -104,7 +99,7 @@ def count_step_flops(program: Program, *, lower_bound: bool = False) -> StepFlop
     (Muon's) are not included.
 
     Args:
-        lower_bound: what is unknown counts as little as it can.
+        lower_bound: a loop of unknown length counts as one turn, an unknown kernel as nothing.
 
     Raises:
         LossError: if the loss breaks its contract.
@@ -128,33 +123,19 @@ def count_step_flops(program: Program, *, lower_bound: bool = False) -> StepFlop
     return StepFlops(model, count_flops(jax.grad(loss), *args, lower_bound=lower_bound))
 
 
-class FlopsBound(NamedTuple):
-    """FLOPs of a step, or a lower bound of them."""
-
-    flops: StepFlops
-    exact: bool
-    """False: a loop of unknown length counted as one turn, an unknown kernel as nothing."""
-
-
-def bound_step_flops(program: Program) -> FlopsBound:
-    """Return the FLOPs of `count_step_flops`, and a lower bound where they are not known."""
+def bound_step_flops(program: Program) -> tuple[StepFlops, bool]:
+    """Return the FLOPs of `count_step_flops`, or a lower bound and False where they are unknown."""
     known = count_step_flops(program)
     exact = None not in known
-    return FlopsBound(known if exact else count_step_flops(program, lower_bound=True), exact)
-
-
-def measure_work(program: Program) -> StepWork | None:
-    """Return the work of a step and the peak of its devices; None for devices of unknown peak."""
-    peak = peak_flops(program.resolved.devices)
-    return None if peak is None else StepWork(*count_step_flops(program), peak)
+    return known if exact else count_step_flops(program, lower_bound=True), exact
 
 
 def format_line(sizes: Summary) -> str:
     """Return the sums in one line, for the log of a run."""
-    carried = f", {format_bytes(sizes.extra.total)} beside them" if sizes.extra.total else ""
+    params, extra, optimizer = (format_bytes(part.total) for part in sizes.parts.values())
+    carried = f", {extra} beside them" if sizes.parts["extra"].total else ""
     return (
-        f"{len(sizes.leaves)} leaves of {format_bytes(sizes.params.total)}{carried}, "
-        f"{format_bytes(sizes.optimizer.total)} of the optimizer; "
+        f"{len(sizes.leaves)} leaves of {params}{carried}, {optimizer} of the optimizer; "
         f"a device holds {format_bytes(sizes.device_bytes)} of state"
     )
 
@@ -164,7 +145,7 @@ def to_json_values(sizes: Summary, work: StepFlops) -> dict[str, Any]:
     flops = {"flops": work.hardware, "model_flops": work.model}
     return {
         "parameters": sizes.numbers,
-        "bytes": {name: part._asdict() for name, part in _parts(sizes).items()},
+        "bytes": {name: part._asdict() for name, part in sizes.parts.items()},
         "device_bytes": sizes.device_bytes,
         **{name: x for name, x in flops.items() if x is not None},
         "leaves": [leaf._asdict() for leaf in sizes.leaves],
@@ -188,7 +169,7 @@ def format_table(sizes: Summary, work: StepFlops) -> str:
             size = f"{leaf.numbers:,}", format_bytes(leaf.bytes)
             rows.append((name, dims(leaf.shape), leaf.dtype, *size, shard))
     sums = [f"parameters  {sizes.numbers:,} in {len(sizes.leaves)} leaves"]
-    for name, part in _parts(sizes).items():
+    for name, part in sizes.parts.items():
         if part.total:
             total, device = map(format_bytes, part)
             sums.append(f"{name:10}  {total}, {device} of it on a device")
@@ -199,16 +180,6 @@ def format_table(sizes: Summary, work: StepFlops) -> str:
         words = "with what the backward pass computes again"
         sums.append(f"{'' if work.model else 'step':10}  {format_count(work.hardware)}FLOP {words}")
     return "\n".join([*align_columns(rows, right=(3, 4)), "", *sums])
-
-
-def _parts(sizes: Summary) -> dict[str, StateBytes]:
-    return {"params": sizes.params, "extra": sizes.extra, "optimizer": sizes.optimizer}
-
-
-def log_banner(program: Program, resume: ResumePoint) -> None:
-    """Log what is trained, and from where."""
-    for line in banner_lines(program.resolved, resume.schedule, resume.start):
-        LOG.info(line)
 
 
 def banner_lines(

@@ -26,15 +26,10 @@ from jtrain.distributed.cpu_threads import count_cpu_devices, pool_advice
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.multihost import barrier
 from jtrain.distributed.watchdog import DeadlockWatch
-from jtrain.io.log import RunLog
+from jtrain.io.log import LOG, RunLog
 from jtrain.train import run_hooks
-from jtrain.train.hooks.bad_step_log import BadStepLog
 from jtrain.train.hooks.bad_steps import explain_failure
-from jtrain.train.hooks.evaluation import (
-    EvaluationResult,
-    Results,
-    latest_number,
-)
+from jtrain.train.hooks.evaluation import EvaluationResult, Results
 from jtrain.train.hooks.log import LogHook, MetricHistory, MetricsFile
 from jtrain.train.hooks.profile_window import ProfileWindow
 from jtrain.train.hooks.recompute_check import RecomputeCheck
@@ -47,7 +42,7 @@ from jtrain.train.run_result import Status
 from jtrain.train.run_store import DirectoryStore, MemoryStore, RunStore, StartedRun
 from jtrain.train.runtime import explain_leaked_tracer
 from jtrain.train.save import CheckpointSaver, SaveHook
-from jtrain.train.summary import log_banner
+from jtrain.train.summary import banner_lines
 
 STATUS: Mapping[str, Status] = {"finished": "done", "interrupted": "stopped", "failed": "failed"}
 # Phases of the heartbeat, by what the progress bar shows; an evaluation is `eval`.
@@ -145,13 +140,11 @@ class Trainer:
         that returns a `Stop` ends the loop there, after those below it were called.
         """
         run, config = self.attempt, self.attempt.config
-        at, every, files = run.resume.start, run.log_every, run.written_files
+        every, files = run.log_every, run.written_files
         self.evaluations = run_hooks.make_evaluations(run, self.pause, self._write_results)
         self.best = run_hooks.find_best(run, self.evaluations)
         self.step_record = run_hooks.make_step_record(run)
-        self.events = BadStepLog(files and files.events, resumed_at=at)
-        run.closing.callback(self.events.close)
-        self.bad_steps = run_hooks.make_bad_steps(run, self.events, state)
+        self.bad_steps = run_hooks.make_bad_steps(run, state)
         self.recompute = RecomputeCheck(
             every=config.checks.recompute, after=run.resume.schedule.after, start=run.start
         )
@@ -159,9 +152,8 @@ class Trainer:
         self.speed = run_hooks.measure_speed(run, self.feed)
         self.history = MetricHistory(every=every)
         self.metrics: MetricsFile | MetricHistory = self.history
-        if files:
-            self.metrics = metrics = MetricsFile(files.metrics, every=every, resumed_at=at)
-            run.closing.callback(metrics.close)
+        if rows := run_hooks.open_rows(run, files and files.metrics):
+            self.metrics = MetricsFile(rows, every=every)
         self.times = TimeRows(files.times, start=run.start) if files else None
         if self.times:
             run.closing.callback(self.times.close)
@@ -171,7 +163,7 @@ class Trainer:
         self.pictures = run_hooks.draw_pictures(run, self.pause)
         self.save, self.retries = self._make_save()
         self.own_hooks = run_hooks.prepare_own_hooks(run, own_hooks, self.evaluations)
-        newest = lambda: latest_number(run_hooks.main_results(self.evaluations))
+        main = next(iter(self.evaluations.values()), None)
         recorders = [  # of every step
             HooksPhase(),
             self.speed,
@@ -186,7 +178,7 @@ class Trainer:
                 every=every,
                 stop=config.steps,
                 speed=self.speed,
-                valid=newest if self.evaluations else None,
+                valid=main and main.newest_loss,
                 learning_rate=config.optimizer.learning_rate(config.steps),
             ),
             self.progress,
@@ -217,7 +209,8 @@ class Trainer:
         """Train from `state` on; return the last state, and why it stopped early if it did."""
         resume, config = self.attempt.resume, self.attempt.config
         with self._watch_deadlocks():
-            log_banner(self.attempt.program, resume)
+            for line in banner_lines(self.attempt.program.resolved, resume.schedule, resume.start):
+                LOG.info(line)
             try:
                 self._catch_up(state)
             except StoppedError as asked:

@@ -11,18 +11,20 @@ from jtrain.checkpoint import CheckpointManager, layout
 from jtrain.checkpoint.lock import WriteLock, read_holder
 from jtrain.checkpoint.pinned import RemovedError, pin, unpin_all
 from jtrain.checkpoint.seal import sealed_digest
+from jtrain.config.dump import flatten, to_plain
 from jtrain.distributed.multihost import all_gather, broadcast_from_first
 from jtrain.distributed.shutdown import NotedSignals
 from jtrain.errors import DONE, FAULT, STOPPED, CheckpointError, ConfigError
-from jtrain.train.evaluation import EvaluationRows
+from jtrain.io.jsonl import JsonlWriter, complete_rows
 from jtrain.train.experiment import RunConfig
-from jtrain.train.hooks.tracking import Tracking, track_evaluations
+from jtrain.train.hooks.tracking import Tracking
 from jtrain.train.program import Program
 from jtrain.train.restore import Log, set_up_stored
 from jtrain.train.run_dir import RunDir, find_run
-from jtrain.train.trackers import End, check_installed
+from jtrain.train.trackers import End, TrackedRun, check_installed
 
 POLL = 1.0  # seconds between two looks at the run
+NAME = "evaluations.jsonl"  # file of a run with the results of its watches
 PINS = "evaluating"  # folder of the run with the checkpoint that is read
 _ENDS: Mapping[int, End] = {DONE: "done", STOPPED: "stopped", FAULT: "failed"}  # by the exit code
 Policy: TypeAlias = Literal["every", "latest"]
@@ -97,7 +99,10 @@ def watch_run(
     with contextlib.ExitStack() as stack:
         watched = None
         if run_dir.first:
-            tracking = track_evaluations(config, run_dir.path, run=run_dir.id)
+            # A run of its own in each service, which takes the rows of a run from one process.
+            name, folder = f"{config.name}-evaluation", run_dir.path / "evaluation"
+            about = TrackedRun(name, folder, flatten(to_plain(config)), run=run_dir.id)
+            tracking = Tracking(config.trackers, about, resumed_at=0)
             stack.callback(tracking.close, "stopped")  # unless it was closed with the run's end
             watched = _WatchedCheckpoints(run_dir, policy, timeout, log, tracking)
             stack.callback(watched.close)
@@ -139,10 +144,12 @@ def _evaluate(program: Program, run_dir: RunDir, step: int, log: Log) -> Results
 
 
 class _WatchedCheckpoints:
-    """Checkpoints of a watched run: which comes next, and the rows of those that are evaluated.
+    """Checkpoints of a watched run: which comes next, and evaluations.jsonl of those evaluated.
 
     Only the first process has them. A checkpoint is a step and the digest of its seal: after a
-    rollback the step has another one.
+    rollback the step has another one, whose row replaces the older one. Rows are those of
+    metrics.jsonl, `{"step": 20, "valid/loss": 2.25}`, with the run's id under `run` and the digest
+    under `seal`. The training process never opens the file, so neither waits for the other.
 
     Args:
         tracking: gets the results, and the end of the run.
@@ -162,13 +169,16 @@ class _WatchedCheckpoints:
         self._skipped: set[tuple[int, str]] = set()  # damaged
         self._pinned = 0, ""
         self._sign, self._changed = 0, time.monotonic()
-        self._rows: EvaluationRows | None = None
+        self._rows: JsonlWriter | None = None  # opened by the first look
+        self._seals: dict[int, str] = {}  # by the step that is evaluated
         self._lock: WriteLock | None = None
 
     def look(self) -> dict[str, Any]:
         """Return the step to evaluate, which is pinned, or why the watch ends, or nothing."""
         try:
-            found = self._look(self._rows or self._open())
+            if self._rows is None:
+                self._open()
+            found = self._look()
         except CheckpointError as error:
             return {"error": str(error)}
         if "code" in found:
@@ -177,11 +187,10 @@ class _WatchedCheckpoints:
 
     def record(self, step: int, results: Results | None) -> None:
         """Write the row of a step, and unpin it; without results it is left out from now on."""
-        assert self._rows is not None, "opened by the first look"
         if results is None:
             self._skipped.add(self._pinned)
         else:
-            self._rows.append(step, self._pinned[1], results)
+            self._append(step, self._pinned[1], results)
             for name, numbers in results.items():
                 self._tracking.row(step, name, numbers)
         list(unpin_all(self._pins))
@@ -195,13 +204,24 @@ class _WatchedCheckpoints:
             with contextlib.suppress(OSError):
                 self._pins.rmdir()  # that of a process that was killed
 
-    def _look(self, rows: EvaluationRows) -> dict[str, Any]:
+    def _append(self, step: int, seal: str, results: Results) -> None:
+        """Write the results of a step, by set, so that they survive a power cut."""
+        assert self._rows is not None, "opened by the first look"
+        if step in self._seals:
+            self._rows.close()
+            self._rows = JsonlWriter(self._rows.path, retain=lambda row: row["step"] != step)
+        named = {f"{name}/{key}": x for name, each in results.items() for key, x in each.items()}
+        self._rows.append({"step": step, **named, "run": self._run_dir.id, "seal": seal})
+        self._rows.sync()
+        self._seals[step] = seal
+
+    def _look(self) -> dict[str, Any]:
         status = self._run_dir.facts().get("status", "")  # before the list: no later one is missed
         directory, owner = self._run_dir.checkpoints, self._run_dir.owner()
         steps = layout.list_steps(directory, owner)
         for step in steps[-1:] if self._policy == "latest" else steps:
             found = step, sealed_digest(directory / str(step))
-            if found in self._skipped or rows.has(*found):
+            if found in self._skipped or found in self._seals.items():
                 continue
             try:
                 pin(directory, step, self._pins, owner)
@@ -211,16 +231,16 @@ class _WatchedCheckpoints:
             self._pinned = step, sealed_digest(self._pins / str(step))
             return {"step": step}
         if status not in {"done", "failed"}:
-            return self._check_changes(status, rows)
+            return self._check_changes(status)
         last = (steps[-1], sealed_digest(directory / str(steps[-1]))) if steps else None
-        if last is not None and not rows.has(*last):
+        if last is not None and last not in self._seals.items():
             words = f"its last checkpoint ({last[0]}) cannot be evaluated"
             return {"end": f"the run is {status}, and {words}", "code": FAULT}
         words = f"step {last[0]} is evaluated" if last else "it has no checkpoint"
         return {"end": f"the run is {status}, and {words}", "code": DONE}
 
-    def _open(self) -> EvaluationRows:
-        """Lock the watch of the run, and open its rows."""
+    def _open(self) -> None:
+        """Lock the watch of the run, and open its rows, without those of another run's id."""
         try:
             lock = WriteLock(self._pins)
         except CheckpointError:
@@ -233,11 +253,12 @@ class _WatchedCheckpoints:
                 f"it: kill {holder['pid']}"
             ) from None
         list(unpin_all(self._pins))  # of a process that was killed
-        self._rows = EvaluationRows(self._run_dir.path, self._run_dir.id)
+        path, run = self._run_dir.path / NAME, self._run_dir.id
+        self._rows = JsonlWriter(path, retain=lambda row: row.get("run") == run)
+        self._seals = {row["step"]: row.get("seal", "") for row in complete_rows(path)}
         self._lock = lock
-        return self._rows
 
-    def _check_changes(self, status: str, rows: EvaluationRows) -> dict[str, Any]:
+    def _check_changes(self, status: str) -> dict[str, Any]:
         """Return the end of a run whose files have not changed for long; nothing before."""
         sign, now = _last_change(self._run_dir.path), time.monotonic()
         if sign != self._sign:
@@ -248,7 +269,7 @@ class _WatchedCheckpoints:
         if status in {"stopped", "crashed"}:
             words = f"the run is {status}, and was not resumed within {self._timeout:g} s. {resume}"
             return {"end": words, "code": STOPPED if status == "stopped" else FAULT}
-        last = f"step {rows.newest}" if rows.newest is not None else "no step"
+        last = f"step {max(self._seals)}" if self._seals else "no step"
         return {
             "end": f"nothing of the run has changed for {self._timeout:g} s, though its status is "
             f"{status or 'unknown'}: it was killed, or hangs; {last} was evaluated last. {resume}; "

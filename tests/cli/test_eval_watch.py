@@ -16,10 +16,9 @@ from jtrain.checkpoint import layout
 from jtrain.checkpoint.lock import WriteLock
 from jtrain.cli import main
 from jtrain.train import watch_run
-from jtrain.train.evaluation import NAME
 from jtrain.train.run_result import RunResult
 from jtrain.train.trackers import TensorBoard, TrackedRun
-from jtrain.train.watch_run import PINS
+from jtrain.train.watch_run import NAME, PINS
 
 pytestmark = pytest.mark.thorough
 

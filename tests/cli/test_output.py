@@ -19,7 +19,7 @@ from plain_environ import plain_environ, until
 from quick_study import SLOW, write_study
 
 import jtrain as jt
-from jtrain.train.hooks.log import read_metrics
+from jtrain.io.jsonl import read_rows
 
 # Makes its stdin the controlling terminal: closing it sends SIGHUP to the process.
 OF_THE_TERMINAL = """
@@ -50,7 +50,7 @@ def asked(
         **streams,
     )
     try:
-        until(lambda: len(read_metrics(home / "runs" / "quick" / "metrics.jsonl")) >= 5, process)
+        until(lambda: len(read_rows(home / "runs" / "quick" / "metrics.jsonl")) >= 5, process)
         ask(process)
         return process.wait(timeout=200)
     finally:

@@ -19,7 +19,7 @@ from jtrain.inspect.range_test import (
     render_page,
     run_range_test,
 )
-from jtrain.train.hooks.log import read_metrics
+from jtrain.io.jsonl import read_rows
 
 # Least squares by plain gradient descent: with curvature 1 the best rate is 1, and above 2 the
 # distance grows in every step.
@@ -109,7 +109,7 @@ def test_the_verb_prints_plot_and_suggestion_and_its_advice_trains(bowl, capsys)
     assert advised
     fast = ["steps=60", "optimizer.schedule.warmup=5", "name=tried", "log.every=1"]
     assert main([*advised[1].split(), *fast]) == 0
-    rows = read_metrics(Path("runs/tried/metrics.jsonl"))
+    rows = read_rows(Path("runs/tried/metrics.jsonl"))
     assert rows[-1]["loss"] < 0.2 * rows[0]["loss"]
     page = Path("range.html").read_text()
     assert "<svg" in page

@@ -12,7 +12,7 @@ from quick_study import config_of
 
 from jtrain.models.classifiers import CNN
 from jtrain.models.transformer import Transformer
-from jtrain.train.auto_layout import remat_regions, saved_residuals
+from jtrain.train.auto_layout import largest_remat_region, saved_residuals
 from jtrain.train.flops import count_flops, count_model_flops
 from jtrain.train.program import set_up
 from jtrain.train.summary import count_step_flops, summarize
@@ -181,9 +181,16 @@ def test_a_layer_keeps_its_input_and_what_its_slope_is_computed_from():
 def test_a_layer_that_is_computed_again_keeps_its_input_alone():
     again = loop(jax.checkpoint(layer))
     assert saved_residuals(again, LAYERS_OF, ROWS) == 3 * LAYER
-    (part,) = remat_regions(again, LAYERS_OF, ROWS)
+    part = largest_remat_region(again, LAYERS_OF, ROWS)
     assert part.saved_bytes == LAYER
     assert {of.shape for of in part.given} == {(5, 8), (8, 8)}
+
+
+def test_of_two_regions_that_save_as_much_the_first_is_the_largest():
+    sin = jax.checkpoint(lambda x: jnp.sum(jnp.sin(x)))
+    one, other = jax.ShapeDtypeStruct((4, 2), jnp.float32), jax.ShapeDtypeStruct((8,), jnp.float32)
+    part = largest_remat_region(lambda x, y: sin(x) + sin(y), one, other)
+    assert [of.shape for of in part.given] == [(4, 2)]
 
 
 FSDP = "parallel={kind: fsdp, devices: 4, min_size: 0}"
@@ -199,10 +206,11 @@ def test_sizes_are_those_of_the_arrays(study_home: Path):
         shards = [s for leaf in jax.tree.leaves(tree) for s in leaf.addressable_shards]
         return sum(s.data.nbytes for s in shards if s.device == first)
 
-    for part, tree in [(sizes.params, state.params), (sizes.optimizer, state.opt_state)]:
+    for name, tree in [("params", state.params), ("optimizer", state.opt_state)]:
+        part = sizes.parts[name]
         assert part.total == sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
         assert part.device == held(tree)
-    assert sizes.params.device < sizes.params.total
+    assert sizes.parts["params"].device < sizes.parts["params"].total
     assert sizes.numbers == 2 * 16 + 16 + 16 * 3
     assert {leaf.name: leaf.shape for leaf in sizes.leaves}["up"] == (2, 16)
     assert all(math.prod(leaf.shape) == leaf.numbers for leaf in sizes.leaves)

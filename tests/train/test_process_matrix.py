@@ -24,7 +24,7 @@ from jtrain.checkpoint import CheckpointManager
 from jtrain.config.resolve import resolve
 from jtrain.core.pytree import named_leaves
 from jtrain.distributed.launcher import launch
-from jtrain.train.hooks.log import read_metrics
+from jtrain.io.jsonl import read_rows
 from jtrain.train.program import set_up
 
 ROOT = Path(__file__).parents[2]
@@ -89,7 +89,7 @@ def params(run: Path, last: int = 4) -> list[np.ndarray]:
 
 
 def check_same(run: Path, alone: Path) -> None:
-    rows, expected = read_metrics(run / "metrics.jsonl"), read_metrics(alone / "metrics.jsonl")
+    rows, expected = read_rows(run / "metrics.jsonl"), read_rows(alone / "metrics.jsonl")
     assert [list(row) for row in rows] == [list(row) for row in expected], "each row once"
     for row, other in zip(rows, expected, strict=True):
         for name, number in row.items():
@@ -170,7 +170,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, compiled: Path) -> Stopped
         while process.poll() is None:
             assert time.monotonic() < deadline
             listened |= listening(process.pid)
-            if not asked and len(read_metrics(home / "runs" / "quick" / "metrics.jsonl")) > 5:
+            if not asked and len(read_rows(home / "runs" / "quick" / "metrics.jsonl")) > 5:
                 os.kill(second_of(process.pid), signal.SIGTERM)
                 asked = True
             time.sleep(0.05)
@@ -207,7 +207,7 @@ def test_one_process_speaks_and_writes(stopped: Stopped):
     assert "process 0 of 2 (jtrain) at 127.0.0.1" in stopped.said
     assert "process 1 of 2" not in stopped.said
     assert "process 1 of 2" in (stopped.run / "log-1.txt").read_text()
-    steps = [row["step"] for row in read_metrics(stopped.run / "metrics.jsonl") if "loss" in row]
+    steps = [row["step"] for row in read_rows(stopped.run / "metrics.jsonl") if "loss" in row]
     assert steps == list(range(1, len(steps) + 1)), "each row once"
 
 
@@ -223,14 +223,14 @@ def test_one_process_goes_on_to_what_an_unbroken_run_comes_to(
 ):
     write_study(tmp_path, SLOW)
     at_home(tmp_path, monkeypatch, compiled)
-    unbroken = read_metrics(trained("configs/quick.yaml", *VALUES).directory.metrics)
+    unbroken = read_rows(trained("configs/quick.yaml", *VALUES).directory.metrics)
     monkeypatch.chdir(stopped.home)
-    there = read_metrics(stopped.run / "metrics.jsonl")
+    there = read_rows(stopped.run / "metrics.jsonl")
     step = json.loads((stopped.run / "run.json").read_text())["step"]
     outcome = trained("configs/quick.yaml", *VALUES)
     assert (outcome.status, outcome.step) == ("done", 40)
     assert outcome.directory.facts()["readers"] == [[0, 2], [step, 1]]
-    rows = read_metrics(outcome.directory.metrics)
+    rows = read_rows(outcome.directory.metrics)
     assert rows[: len(there)] == there
     assert [list(row) for row in rows] == [list(row) for row in unbroken]
     numbers = lambda rows: np.array([x for row in rows for x in row.values()])

@@ -18,7 +18,7 @@ from quick_study import SLOW, At, PowerCutError, at_home, config_of, cut, kept, 
 import jtrain as jt
 from jtrain.checkpoint import CheckpointManager
 from jtrain.errors import CheckpointError, ConfigError, DamagedError
-from jtrain.train.hooks.log import read_metrics
+from jtrain.io.jsonl import read_rows
 from jtrain.train.hooks.log import read_results as measured
 from jtrain.train.run_dir import RunDir
 from jtrain.train.run_result import RunResult
@@ -66,7 +66,7 @@ def test_leaves_the_files_that_it_names(finished: RunResult):
 
 
 def test_each_step_has_one_row_and_each_evaluation_another(finished: RunResult):
-    rows = read_metrics(finished.directory.metrics)
+    rows = read_rows(finished.directory.metrics)
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6, 6, *range(7, 13), 12]
     assert finished.results == measured(finished.directory.metrics, "valid")
     assert [*finished.results] == [6, 12]

@@ -9,7 +9,7 @@ from jtrain.checkpoint import inspect, layout
 from jtrain.config.dump import Difference, diff_configs
 from jtrain.data.batches.stream import count_readers
 from jtrain.inspect.report.read_run import read_run
-from jtrain.train.hooks.log import read_metrics
+from jtrain.io.jsonl import read_rows
 from jtrain.train.hooks.step_record import StepRecord, read_step_records
 from jtrain.train.run_dir import RunDir
 
@@ -114,7 +114,7 @@ def _numbers(run_dir: RunDir, record: Mapping[int, StepRecord]) -> dict[tuple[in
     found: dict[tuple[int, str], Any] = {}
     for step, numbers in record.items():
         found[step, "loss"], found[step, "grad_norm"] = numbers.loss, numbers.grad_norm
-    for row in read_metrics(run_dir.metrics):
+    for row in read_rows(run_dir.metrics):
         found |= {(row["step"], name): value for name, value in row.items() if name != "step"}
     return found
 

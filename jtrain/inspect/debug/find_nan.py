@@ -22,9 +22,9 @@ from jtrain.inspect.debug.single_device import (
     term_weights,
     to_single_device,
 )
+from jtrain.io.jsonl import read_rows
 from jtrain.train.compile_step import resolve_with_step_time
 from jtrain.train.experiment import RunConfig
-from jtrain.train.hooks.log import read_metrics
 from jtrain.train.program import Program
 from jtrain.train.resume import match_config
 from jtrain.train.rollback import apply_decisions
@@ -155,7 +155,7 @@ def _before(
     program: Program, run_dir: RunDir, log: Callable[[str], None]
 ) -> tuple[int, TrainState]:
     """Return the newest saved step before the last known skipped one, and its state."""
-    counts = [row.get("skipped", 0) for row in read_metrics(run_dir.metrics)]
+    counts = [row.get("skipped", 0) for row in read_rows(run_dir.metrics)]
 
     def none_skipped_after(state: TrainState) -> bool:
         counts.append(int(state.skipped))

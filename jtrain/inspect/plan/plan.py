@@ -131,7 +131,7 @@ def make_plan(config: RunConfig, topology: Topology, dump: Path | None = None) -
     start = time.perf_counter()
     program = set_up(single_step(config), among=topology.devices)
     step = load_or_compile_step(program, topology, dump)
-    bound = bound_step_flops(program)
+    flops, exact = bound_step_flops(program)
     layout = program.resolved.strategy.axes or {"data": 1}
     devices = math.prod(layout.values())
     return Plan(
@@ -144,8 +144,8 @@ def make_plan(config: RunConfig, topology: Topology, dump: Path | None = None) -
         schedule=program.resolved.strategy.schedule,
         why=program.resolved.why,
         **_read(program, topology, step, layout),
-        flops=bound.flops,
-        flops_exact=bound.exact,
+        flops=flops,
+        flops_exact=exact,
         seconds=time.perf_counter() - start,
         cached=step.cached,
     )

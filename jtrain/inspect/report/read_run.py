@@ -17,7 +17,7 @@ from jtrain.io.regular_files import (
     parse_json,
     read_bytes,
 )
-from jtrain.train.evaluation import NAME as EVALUATIONS
+from jtrain.train.watch_run import NAME as EVALUATIONS
 
 Row: TypeAlias = Mapping[str, Any]
 # Reported troubles per file; newest pictures; bytes of a picture.

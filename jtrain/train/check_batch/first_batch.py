@@ -20,18 +20,17 @@ from jtrain.core.types import Batch, Extra, Key, LossFn, Params
 from jtrain.data.batches.step_batches import SkipBatches
 from jtrain.data.sources.source import to_native
 from jtrain.distributed.multihost import all_gather
+from jtrain.errors import DataError
 from jtrain.parallel import Strategy
 from jtrain.parallel.offload import device_shardings, to_device
 from jtrain.train.check_batch.broadcasts import check_broadcasts
 from jtrain.train.check_batch.hidden_rows import check_hidden_rows
 from jtrain.train.check_batch.labels import (
     OutOfRangeValue,
-    OutsideValue,
+    describe_outside,
     find_out_of_range,
-    find_outside,
     is_counted,
     out_of_range_error,
-    outside_error,
     swap_value,
 )
 from jtrain.train.check_batch.uses import Uses, find_uses
@@ -114,9 +113,9 @@ class FirstBatch:
         return find_out_of_range(self._uses, self._batch, self._rows)
 
     @functools.cached_property
-    def outside(self) -> OutsideValue | None:
-        """Value in an unmasked row for which the loss is not defined; on any thread."""
-        return find_outside(self._uses, self._batch, self._rows)
+    def outside(self) -> str:
+        """The value in an unmasked row for which the loss is not defined; on any thread."""
+        return describe_outside(self._uses, self._batch, self._rows, self._what, self._origin)
 
     def check(self, sums: Callable[[Batch], LossOutput]) -> None:
         """Raise if the loss counts a label that selects no class, or takes one outside its domain.
@@ -124,40 +123,45 @@ class FirstBatch:
         Every process calls this at the same time.
 
         Args:
-            sums: the compiled `sums` of a host batch; called only for suspects.
+            sums: of `make_sums`; called only for suspects.
 
         Raises:
             DataError: with the row, the value and the shape of the indexed array.
         """
-        for found in all_gather(self.outside):
-            if found is not None:
-                raise outside_error(OutsideValue(*found), self._what, self._origin)
+        if outside := next(filter(None, all_gather(self.outside)), ""):
+            raise DataError(outside)
         every = [
             OutOfRangeValue(*each) for process in all_gather(self.suspects) for each in process
         ]
         for found in {(x.leaf, x.value): x for x in reversed(every)}.values():
             original, replaced = swap_value(self._batch, found)
             before = _parts(sums(original))
-            if any(
-                [is_counted(before, _parts(sums(other))) for other in replaced]
-            ):  # a list: no early exit
+            counted = [is_counted(before, _parts(sums(other))) for other in replaced]
+            if any(counted):  # all processes compute all
                 raise out_of_range_error(found, self._what, self._origin)
 
     def check_hidden(self, sums: Callable[[Batch], LossOutput], parts: int = 1) -> None:
         """Raise if hidden rows change a sum of the loss; see `check_hidden_rows`.
 
         Args:
-            sums: the compiled `sums` of a host batch.
+            sums: of `make_sums`.
             parts: parts of the batch that the step computes one after the other; one is checked.
         """
         own = {name: array[: len(array) // parts] for name, array in self._batch.items()}
         check_hidden_rows(sums, own, self._rows // parts, self._what)
 
-    def sums(self, psum: Callable[[Any], Any] | None) -> Callable[..., LossOutput]:
-        """Return `((params, extra), batch) -> output`, pure, with noise on the parameters.
+    def make_sums(
+        self, weights: tuple[Params, Extra], strategy: Strategy | None = None
+    ) -> Callable[[Batch], LossOutput]:
+        """Return a function from a host batch to the output of the loss, compiled at its first use.
 
-        Parameters that are initially zero would hide the effect of a label.
+        Parameters that are initially zero would hide the effect of a label: noise is added to them.
+
+        Args:
+            weights: parameters and extra, on the devices.
+            strategy: places the batch; None for a batch on one device.
         """
+        psum = strategy and strategy.psum
 
         def sums(weights: tuple[Params, Extra], batch: Batch) -> LossOutput:
             batch, (params, extra) = with_rows(batch, copies=psum is not None), weights
@@ -167,7 +171,17 @@ class FirstBatch:
             found = found._replace(metrics={**found.metrics, **rows})
             return found if psum is None else sum_output(found, psum)
 
-        return sums
+        compiled: Callable[..., LossOutput] | None = None if strategy else jax.jit(sums)
+
+        def call(batch: Batch) -> LossOutput:
+            nonlocal compiled
+            placed = strategy.place(batch) if strategy else batch
+            if compiled is None:
+                assert strategy is not None, "without one it is compiled for any batch"
+                compiled = strategy.compile(sums, weights, placed)
+            return jax.device_get(compiled(weights, placed))
+
+        return call
 
     def _shapes(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
         canonical = jax.dtypes.canonicalize_dtype
@@ -206,8 +220,7 @@ def check_batch(
     terms, rows = normalize_loss(loss, ragged=not mask.all()), len(mask)
     weights = jax.tree.map(jnp.asarray, (params, extra))
     first = FirstBatch(terms, host_batch, rows, "the batch", weights=weights, draws=training)
-    program = jax.jit(first.sums(None))
-    sums = lambda batch: jax.device_get(program(weights, batch))
+    sums = first.make_sums(weights)
     first.check(sums)
     if not mask.all():
         first.check_hidden(sums)
@@ -267,23 +280,10 @@ def check_batches(program: "Program", batches: Sequence[FirstBatch], state: Trai
     strategy = program.resolved.strategy
     for batch in batches:
         weights = to_device((state.params, state.extra), like)
-        sums = functools.partial(on_devices, strategy, batch.sums(strategy.psum), weights)
-        batch.check(sums())
+        batch.check(batch.make_sums(weights, strategy))
         if batch.draws and program.resolved.experiment.train.ragged:
-            batch.check_hidden(sums(), program.resolved.config.microbatches)
-
-
-def on_devices(strategy: Strategy, fn: Callable[..., Any], weights: Any) -> Callable[[Batch], Any]:
-    """Return `fn(weights, batch)` as a function of a host batch, computed on the devices."""
-    compiled: Callable[..., Any] | None = None
-
-    def call(batch: Batch) -> Any:
-        nonlocal compiled
-        placed = strategy.place(batch)
-        compiled = compiled or strategy.compile(fn, weights, placed)
-        return jax.device_get(compiled(weights, placed))
-
-    return call
+            microbatches = program.resolved.config.microbatches
+            batch.check_hidden(batch.make_sums(weights, strategy), microbatches)
 
 
 def _parts(output: LossOutput) -> tuple[list[Any], list[Any]]:

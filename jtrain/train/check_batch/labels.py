@@ -148,29 +148,20 @@ def _rows_with(array: np.ndarray, value: int) -> np.ndarray:
     return (array == value).any(tuple(range(1, array.ndim)))
 
 
-class OutsideValue(NamedTuple):
-    """First row of a batch whose values are outside of the domain of the loss, with what to do."""
-
-    leaf: str
-    """An array that the values are computed from."""
-    domain: str
-    row: int
-    """In the full batch."""
-    holds: str
-    """The value outside, or the sum of a row that is no distribution."""
-    advice: str
-
-
-def find_outside(uses: Uses, batch: Mapping[str, np.ndarray], rows: int) -> OutsideValue | None:
-    """Return the first value in an unmasked row that a loss is not defined for.
+def describe_outside(
+    uses: Uses, batch: Mapping[str, np.ndarray], rows: int, what: str, origin: Sequence[int] = ()
+) -> str:
+    """Describe the first value in an unmasked row that a loss is not defined for; "" if none is.
 
     Args:
         batch: arrays with `row` and `mask`; the rows of this process.
         rows: rows of the traced batch.
+        what: name of the batch, in words.
+        origin: for each row of the full batch its index in the data, if known.
     """
     real = np.flatnonzero(batch["mask"])
     if not real.size or not any(use.domain for use in uses.found):
-        return None
+        return ""
     rows_of = np.resize(real, rows)
     for use in uses.evaluate({name: batch[name][rows_of] for name in uses.leaves}):
         wide = np.asarray(use.values, np.float64)
@@ -184,9 +175,15 @@ def find_outside(uses: Uses, batch: Mapping[str, np.ndarray], rows: int) -> Outs
             row = int(batch["row"][rows_of[at[0]]]) if len(wide) == rows else 0
             leaf = min(use.leaves - {"mask", "row", "weight"}, default=min(use.leaves))
             holds = f"{shown[at]:g}" + (" in sum" if shown is not wide else "")
-            advice = _advise(leaf, use.domain, wide, float(shown[at]))
-            return OutsideValue(leaf, use.domain, row, holds, advice)
-    return None
+            must = "in 0 .. 1" if use.domain == "probabilities" else "0 or more"
+            must += ", 1 in sum" if use.domain == "distributions" else ""
+            return (
+                f"the loss takes {use.domain} from `{leaf}`, {must}, and "
+                f"{_row_name(row, what, origin)} holds {holds}: the loss of it is that of no "
+                f"distribution. Give `{_advise(leaf, use.domain, wide, float(shown[at]))}`, or "
+                f"hide the row by its mask. {OFF}"
+            )
+    return ""
 
 
 def _advise(leaf: str, domain: str, values: np.ndarray, wrong: float) -> str:
@@ -202,17 +199,6 @@ def _advise(leaf: str, domain: str, values: np.ndarray, wrong: float) -> str:
     if low < 0:
         return f"jax.nn.softmax({leaf}) of logits"
     return f"{leaf} / {leaf}.sum(-1, keepdims=True)"
-
-
-def outside_error(found: OutsideValue, what: str, origin: Sequence[int] = ()) -> DataError:
-    """Return the error for a value that the loss is not defined for; arguments as for labels."""
-    must = "in 0 .. 1" if found.domain == "probabilities" else "0 or more"
-    must += ", 1 in sum" if found.domain == "distributions" else ""
-    return DataError(
-        f"the loss takes {found.domain} from `{found.leaf}`, {must}, and "
-        f"{_row_name(found.row, what, origin)} holds {found.holds}: the loss of it is that of no "
-        f"distribution. Give `{found.advice}`, or hide the row by its mask. {OFF}"
-    )
 
 
 def _row_name(row: int, what: str, origin: Sequence[int]) -> str:

@@ -17,18 +17,13 @@ The hooks of a run, and the order in which they are called, stand in `jtrain.tra
 from jtrain.io.lazy_names import lazy_names
 from jtrain.train.hooks.evaluation import EarlyStop as EarlyStop
 from jtrain.train.hooks.evaluation import EvaluateEvery as EvaluateEvery
-from jtrain.train.hooks.evaluation import EvaluationListener as EvaluationListener
 from jtrain.train.hooks.evaluation import EvaluationResult as EvaluationResult
 from jtrain.train.hooks.function_hooks import on_numbers as on_numbers
-from jtrain.train.hooks.function_hooks import on_results as on_results
 from jtrain.train.hooks.function_hooks import on_state as on_state
 from jtrain.train.hooks.function_hooks import to_hook as to_hook
 from jtrain.train.hooks.log import LogHook as LogHook
-from jtrain.train.hooks.log import MetricHistory as MetricHistory
-from jtrain.train.hooks.log import MetricsFile as MetricsFile
 from jtrain.train.hooks.progress import ProgressBar as ProgressBar
 from jtrain.train.hooks.signals import Signals as Signals
 from jtrain.train.hooks.speed import Speed as Speed
-from jtrain.train.hooks.speed import SpeedReading as SpeedReading
 
 _, __dir__ = lazy_names(__name__)

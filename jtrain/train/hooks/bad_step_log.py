@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from jtrain.data.batches.scan import find_nonfinite
 from jtrain.errors import CheckpointError
 from jtrain.io.jsonl import JsonlWriter, complete_rows
 
@@ -20,29 +21,6 @@ class BadStep(NamedTuple):
     update_norm: float = 0.0  # nothing is added by a step that is skipped
 
 
-class StepRows(NamedTuple):
-    """Batches by step, for reports of a step's data; the first step is 1."""
-
-    train: Any
-    """Batch of each step from 0, as this process reads it: a `SkipBatches`."""
-    source: Any
-    """The experiment's batches, which may number their rows."""
-
-    def read(self, step: int) -> Mapping[str, Any]:
-        """Return the batch that a step took."""
-        return self.train[step - 1]
-
-    def report(self, step: int) -> dict[str, Any]:
-        """Return the number of the batch that a step took, from 0, and its rows in the data set.
-
-        Rows are those of the whole batch, whichever process read them; they are left out where the
-        data set does not number them.
-        """
-        number = self.train.number(step - 1)
-        indices = getattr(self.source, "indices", None)
-        return {"batch": number, **({"rows": indices(number).tolist()} if indices else {})}
-
-
 class BadStepLog:
     """Writer of one line for each event: `{"step": 12, "done": "rolled back", "batch": 11, ...}`.
 
@@ -51,31 +29,55 @@ class BadStepLog:
 
     Args:
         path: the file, created at the first event; None to write none.
+        train: batch of each step from 0, as this process reads it: a `SkipBatches`.
+        source: the experiment's batches, which may number their rows.
         resumed_at: as `JsonlWriter` takes it.
     """
 
-    def __init__(self, path: Path | None, *, resumed_at: int | None = None):
+    def __init__(
+        self, path: Path | None, train: Any, source: Any, *, resumed_at: int | None = None
+    ):
+        self.train, self._source = train, source
         self._path, self._resumed_at = path, resumed_at
-        self.rows: JsonlWriter | None = None
-        """The file; None before the first event."""
+        self._rows: JsonlWriter | None = None  # None before the first event
         if path is not None and path.exists():
             self._open(path)
 
     def append(self, bad: BadStep, done: Done, **more: Any) -> None:
-        """Write an event and flush it to the disk."""
+        """Write an event, with the data that the step took, and flush it to the disk."""
+        row = {**bad._asdict(), "done": done, **self.describe_batch(bad.step), **more}
         if self._path is not None:
-            rows = self.rows or self._open(self._path)
-            rows.append({**bad._asdict(), "done": done, **more})
+            rows = self._rows or self._open(self._path)
+            rows.append(row)
             rows.sync()
+
+    def describe_batch(self, step: int) -> dict[str, Any]:
+        """Return the number of the batch that a step took, from 0, and its rows in the data set.
+
+        The first step is 1. Rows are those of the whole batch, whichever process read them; they
+        are left out where the data set does not number them.
+        """
+        number = self.train.number(step - 1)
+        indices = getattr(self._source, "indices", None)
+        return {"batch": number, **({"rows": indices(number).tolist()} if indices else {})}
+
+    def describe_nonfinite(self, step: int) -> str:
+        """Describe what is not finite in the data of a step, and where; "" if all is finite."""
+        found = find_nonfinite(self.train[step - 1])
+        if found is None:
+            return ""
+        rows = self.describe_batch(step).get("rows")
+        row = f"row {rows[found.row]}" if rows else f"row {found.row} of the batch of step {step}"
+        return f"{row} of `{found.array}` has {found}"
 
     def close(self) -> None:
         """Close the file."""
-        if self.rows is not None:
-            self.rows.close()
+        if self._rows is not None:
+            self._rows.close()
 
     def _open(self, path: Path) -> JsonlWriter:
-        self.rows = JsonlWriter(path, resumed_at=self._resumed_at, retain=_is_decision)
-        return self.rows
+        self._rows = JsonlWriter(path, resumed_at=self._resumed_at, retain=_is_decision)
+        return self._rows
 
 
 def _is_decision(row: Mapping[str, Any]) -> bool:

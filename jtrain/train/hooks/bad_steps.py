@@ -10,11 +10,11 @@ import numpy as np
 from jtrain.config.lookup import FIT
 from jtrain.config.sections import RollbackPolicy, SkipPolicy, StopPolicy
 from jtrain.core.loop import FinishedSteps, Recorder, Stop
-from jtrain.data.batches.scan import describe_nonfinite, find_nonfinite
+from jtrain.data.batches.scan import describe_nonfinite
 from jtrain.distributed.multihost import all_gather
 from jtrain.train.experiment import RunConfig
-from jtrain.train.hooks.bad_step_log import BadStep, BadStepLog, Done, StepRows
-from jtrain.train.hooks.guards import FIND, EndGuard, OwnGuard, SkipGuard, StepNumbers
+from jtrain.train.hooks.bad_step_log import BadStep, BadStepLog
+from jtrain.train.hooks.guards import FIND, EndGuard, Guard, OwnGuard, SkipGuard, StepNumbers
 
 
 class BadSteps(Recorder):
@@ -25,8 +25,7 @@ class BadSteps(Recorder):
     of the whole batch and equal to the bit, so all processes decide alike.
 
     Args:
-        events: the log of bad steps.
-        batches: batch of each step, as this process reads it.
+        log: the log of bad steps.
         every: steps between two multiples at which a bad step may end the loop.
         start: the step that the run resumes from.
         skipped: steps that were skipped before it (`state.skipped`).
@@ -39,8 +38,7 @@ class BadSteps(Recorder):
     def __init__(
         self,
         config: RunConfig,
-        events: BadStepLog,
-        batches: StepRows,
+        log: BadStepLog,
         *,
         every: int = 1,
         start: int = 0,
@@ -49,22 +47,25 @@ class BadSteps(Recorder):
         minimum: float = 0.0,
         known: Mapping[str, Any] = {},
     ):
-        self._events, self.batches = events, batches
+        self.log = log
+        """The log of bad steps."""
         self._skipped, self._minimum = skipped, minimum
         self._every, self._judged = every, start
         self._waiting: list[FinishedSteps] = []
         self._asked: Stop | None = None
-        self.bad: BadStep | None = None
+        self._guard: Guard
+        match config.guard:
+            case SkipPolicy() as policy:
+                self._guard = SkipGuard(config, policy, log, start, known)
+            case RollbackPolicy() | StopPolicy() as policy:
+                self._guard = EndGuard(policy, earlier, known)
+            case policy:
+                self._guard = OwnGuard(policy, known)
+
+    @property
+    def bad(self) -> BadStep | None:
         """Step that ends the run or rolls it back: no later state is worth saving."""
-        policy = config.guard
-        self._response: SkipGuard | EndGuard | OwnGuard
-        match policy:
-            case SkipPolicy():
-                self._response = SkipGuard(config, policy, self, start, known)
-            case RollbackPolicy() | StopPolicy():
-                self._response = EndGuard(policy, self, earlier, known)
-            case _:
-                self._response = OwnGuard(policy, self, known)
+        return self._guard.bad
 
     def on_steps(self, finished: FinishedSteps) -> Stop | None:
         """Judge the steps up to a multiple of `every`; a bad one may end the loop there."""
@@ -82,8 +83,8 @@ class BadSteps(Recorder):
 
     def ended(self, step: int) -> Stop | None:
         """Judge the remaining steps, and warn of those that were skipped up to the last."""
-        stop = self.judge_all() or self._response.end_of(step)
-        self._response.warn(step)
+        stop = self.judge_all() or self._guard.end_of(step)
+        self._guard.warn(step)
         return stop
 
     def _judge(self, last: int | None) -> None:
@@ -97,14 +98,14 @@ class BadSteps(Recorder):
             columns = [_column(finished, name) for name in StepNumbers._fields[1:]]
             *values, skipped, _ = columns
             is_quiet = skipped[-1] == self._skipped and np.isfinite(values).all()
-            if not is_quiet or self._response.reads_all:
+            if not is_quiet or self._guard.reads_all:
                 rows = zip(finished.steps, *columns, strict=True)
                 for numbers in map(StepNumbers._make, rows):
                     if first <= numbers.step <= end:
                         self._judge_step(numbers)
             self._judged = end
             if end // self._every > (first - 1) // self._every:
-                self._asked = self._asked or self._response.end_of(end - end % self._every)
+                self._asked = self._asked or self._guard.end_of(end - end % self._every)
 
     def _judge_step(self, numbers: StepNumbers) -> None:
         before, self._skipped = self._skipped, round(numbers.skipped)
@@ -112,24 +113,11 @@ class BadSteps(Recorder):
         adapts = numbers.overflows and numbers.loss_scale > self._minimum
         if not (adapts or self._asked):
             was_skipped = self._skipped > before
-            self._asked = self._response.judge(numbers, was_skipped)
+            self._asked = self._guard.judge(numbers, was_skipped)
 
     def state(self) -> dict[str, Any]:
         """Return JSON for a checkpoint, from which another instance resumes."""
-        return self._response.state()
-
-    def describe_data(self, step: int) -> str:
-        """Describe what is not finite in the data of a step, and where; "" if all is finite."""
-        found = find_nonfinite(self.batches.read(step))
-        if found is None:
-            return ""
-        rows = self.batches.report(step).get("rows")
-        row = f"row {rows[found.row]}" if rows else f"row {found.row} of the batch of step {step}"
-        return f"{row} of `{found.array}` has {found}"
-
-    def record(self, bad: BadStep, done: Done, **more: Any) -> None:
-        """Append a bad step to the log, with the data that it took."""
-        self._events.append(bad, done, **self.batches.report(bad.step), **more)
+        return self._guard.state()
 
 
 def _column(finished: FinishedSteps, name: str) -> Any:
@@ -147,19 +135,19 @@ def explain_failure(
         last: step at which the run ended.
         record_every: steps between two looks at the numbers of all steps.
     """
-    bad, rows = bad_steps.bad, bad_steps.batches
+    bad, log = bad_steps.bad, bad_steps.log
     window = min(getattr(config.guard, "window", 0), config.steps)
     first = max(1, last - window - 10 * record_every)
-    rows_of = lambda step: rows.report(step).get("rows", ())
-    blame = describe_nonfinite(rows.train, range(first, last + 1), rows_of)
+    rows_of = lambda step: log.describe_batch(step).get("rows", ())
+    blame = describe_nonfinite(log.train, range(first, last + 1), rows_of)
     if bad:  # in every process, each of which has read rows of its own
         blame = next((each for each in all_gather(blame) if "every value" not in each), blame)
         late = f"It was found at step {last}: numbers are read some calls late. "
         late = late if last > bad.step else ""
-        blame = f"{late}{blame} {_advise(config, bad, rows.report(bad.step)['batch'])}"
+        blame = f"{late}{blame} {_advise(config, bad, log.describe_batch(bad.step)['batch'])}"
     why = f"{stop.why} {blame}"
     if bad:
-        bad_steps.record(bad, "stopped", why=why)
+        log.append(bad, "stopped", why=why)
     return dataclasses.replace(stop, why=why)
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, TypeAlias
 
 from jtrain.checkpoint.retention import BestMetric, best_step, check_number
 from jtrain.core.loop import Hook, Stop, StoppedError
@@ -11,19 +11,6 @@ from jtrain.errors.plain_numbers import plain_numbers
 from jtrain.errors.spelling import did_you_mean
 
 Results: TypeAlias = Mapping[int, Mapping[str, float]]  # numbers by evaluated step
-
-
-@runtime_checkable
-class EvaluationListener(Protocol):
-    """Receiver of evaluation results; a hook may be one."""
-
-    def on_results(self, step: int, name: str, results: Results) -> Stop | None:
-        """Take all results of the set `name` up to `step`, in order; a `Stop` ends the run.
-
-        The return value must depend on the results only, so that a resumed run ends at the same
-        step as one that never stopped.
-        """
-        ...
 
 
 class EvaluationResult(NamedTuple):
@@ -57,8 +44,8 @@ class EvaluateEvery(Hook):
         results: dict[int, Mapping[str, float]] | None = None,
     ):
         self.every, self.name = every, name
-        self.listeners: list[EvaluationListener] = []
-        """Hooks that get each result; see `add_listeners`."""
+        self.listeners: list[Any] = []
+        """Hooks with `on_results`, which get each result; see `add_listeners`."""
         self._stop: Stop | None = None
         self.results: dict[int, Mapping[str, float]] = {} if results is None else results
         """Numbers by evaluated step, in order."""
@@ -68,6 +55,10 @@ class EvaluateEvery(Hook):
     def newest(self) -> EvaluationResult | None:
         """Newest result; None before the first."""
         return EvaluationResult(*list(self.results.items())[-1]) if self.results else None
+
+    def newest_loss(self) -> float | None:
+        """Return the loss of the newest result; None before the first."""
+        return self.newest.numbers.get("loss") if self.newest else None
 
     @property
     def best(self) -> EvaluationResult | None:
@@ -109,25 +100,20 @@ class EvaluateEvery(Hook):
         return next(filter(None, stops), None)
 
 
-def latest_number(results: Results, name: str = "loss") -> float | None:
-    """Return a number of the newest result; None before the first."""
-    return results[max(results)].get(name) if results else None
+def add_listeners(evaluations: Mapping[str, EvaluateEvery], hooks: Sequence[Hook]) -> None:
+    """Add those of `hooks` that have `on_results` to the evaluations.
 
-
-def add_listeners(
-    evaluations: Mapping[str, EvaluateEvery], hooks: Sequence[Hook]
-) -> list[EvaluateEvery]:
-    """Return the evaluations, after adding those of `hooks` that are listeners to them.
-
-    A listener gets the results of the set named by its `of`, of the first set if `of` is empty, and
-    of all sets if it has no `of`.
+    `on_results(step, name, results)` takes all results of the set `name` up to `step`, in order; a
+    `Stop` ends the run. It must depend on the results only, so that a resumed run ends at the same
+    step as one that never stopped. A hook gets the results of the set named by its `of`, of the
+    first set if `of` is empty, and of all sets if it has no `of`.
 
     Raises:
         ConfigError: if there is no such set.
     """
     first = next(iter(evaluations), "")
     for hook in hooks:
-        if isinstance(hook, EvaluationListener):
+        if hasattr(hook, "on_results"):
             of = getattr(hook, "of", None)
             name = first if of == "" else of
             if name is not None and name not in evaluations:
@@ -139,7 +125,6 @@ def add_listeners(
                 )
             for each in evaluations.values() if name is None else [evaluations[name]]:
                 each.listeners.append(hook)
-    return list(evaluations.values())
 
 
 class EarlyStop(Hook):

@@ -83,25 +83,21 @@ def on_results(function: Callable[[int, dict[str, float]], Stop | None]) -> Hook
     return _OnResults(function)
 
 
-class _OnNumbers(Hook):
-    def __init__(self, function: Callable[[int, dict[str, float]], Stop | None], every: int):
+class _FunctionHook(Hook):
+    def __init__(self, function: Callable[[int, Any], Stop | None], every: int = 1):
         self._function, self.every = function, every
 
+
+class _OnNumbers(_FunctionHook):
     def on_numbers(self, step: int, numbers: dict[str, float]) -> Stop | None:
         return self._function(step, numbers)
 
 
-class _OnState(Hook):
-    def __init__(self, function: Callable[[int, Any], Stop | None], every: int):
-        self.function, self.every = function, every
-
+class _OnState(_FunctionHook):
     def on_state(self, step: int, state: Any) -> Stop | None:
-        return self.function(step, state)
+        return self._function(step, state)
 
 
-class _OnResults(Hook):
-    def __init__(self, function: Callable[[int, dict[str, float]], Stop | None]):
-        self._function = function
-
+class _OnResults(_FunctionHook):
     def on_results(self, step: int, name: str, results: Results) -> Stop | None:
         return self._function(step, {f"{name}/{key}": x for key, x in results[step].items()})

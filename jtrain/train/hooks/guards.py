@@ -1,19 +1,17 @@
 """Guards: what is done about bad steps, by each policy of the config's `guard`."""
 
+import abc
 import collections
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from jtrain.config.sections import GuardPolicy, RollbackPolicy, SkipPolicy, StopPolicy
 from jtrain.core.loop import Rollback, Stop
 from jtrain.io.log import LOG
 from jtrain.train.experiment import RunConfig
-from jtrain.train.hooks.bad_step_log import BadStep
-
-if TYPE_CHECKING:
-    from jtrain.train.hooks.bad_steps import BadSteps
+from jtrain.train.hooks.bad_step_log import BadStep, BadStepLog
 
 KEPT = "The parameters are those of the last finite step."
 FIND = "To find the operation, the leaf and the rows, add --find-nan to the same command."
@@ -45,7 +43,32 @@ class StepNumbers(NamedTuple):
         return f"is not finite: loss {self.loss:.4g}, gradient norm {self.grad_norm:.4g}"
 
 
-class SkipGuard:
+class Guard(abc.ABC):
+    """Response to bad steps."""
+
+    reads_all = True
+    """False: it judges finite steps of no group in which none was skipped."""
+    bad: BadStep | None = None
+    """Step that ends the run or rolls it back; None while there is none."""
+
+    @abc.abstractmethod
+    def judge(self, numbers: StepNumbers, was_skipped: bool) -> Stop | None:
+        """Judge a step; a `Stop` ends the run, or rolls it back."""
+
+    @abc.abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Return JSON for a checkpoint, from which another instance resumes."""
+
+    def end_of(self, step: int) -> Stop | None:
+        """Return a stop for what all steps up to the end of a group have in common."""
+        return None
+
+    def warn(self, step: int) -> None:
+        """Log how many steps were skipped since the last warning."""
+        return None
+
+
+class SkipGuard(Guard):
     """Response that counts skipped steps, names their data, and ends a run of too many."""
 
     reads_all = False
@@ -54,11 +77,11 @@ class SkipGuard:
         self,
         config: RunConfig,
         policy: SkipPolicy,
-        steps: "BadSteps",
+        log: BadStepLog,
         start: int,
         known: Mapping[str, Any],
     ):
-        self._policy, self._steps = policy, steps
+        self._policy, self._log = policy, log
         self._window = min(policy.window, config.steps)
         self._log_every, self._logged_at, self._unlogged = config.log.every, start, 0
         self._last: int = known.get("last", 0)  # skipped step
@@ -76,7 +99,7 @@ class SkipGuard:
         self._in_a_row = self._in_a_row + 1 if step == self._last + 1 else 1
         self._last, self._unlogged = step, self._unlogged + 1
         bad = BadStep(step, numbers.describe(), numbers.loss, numbers.grad_norm)
-        self._steps.record(bad, "skipped")
+        self._log.append(bad, "skipped")
         self._name_data(step)
         why = self._why_overflow(numbers) or self._why_many(bad) or self._why_none(bad)
         return Stop(why, "failed") if why else None
@@ -107,7 +130,7 @@ class SkipGuard:
         self._logged_at, self._unlogged = step, 0
 
     def state(self) -> dict[str, Any]:
-        """Return JSON for a checkpoint, from which another life goes on."""
+        """Return JSON for a checkpoint, from which another instance resumes."""
         return {
             "last": self._last,
             "in_a_row": self._in_a_row,
@@ -118,7 +141,7 @@ class SkipGuard:
         }
 
     def _name_data(self, step: int) -> None:
-        self._cause = self._steps.describe_data(step)
+        self._cause = self._log.describe_nonfinite(step)
         if not self._cause:
             return
         self._data_steps += 1
@@ -166,17 +189,16 @@ class SkipGuard:
         )
 
 
-class EndGuard:
+class EndGuard(Guard):
     """Response that stops or rolls back at the first bad step."""
 
     def __init__(
         self,
         policy: RollbackPolicy | StopPolicy,
-        steps: "BadSteps",
         earlier: Sequence[int],
         known: Mapping[str, Any],
     ):
-        self._policy, self._steps, self._earlier = policy, steps, earlier
+        self._policy, self._earlier = policy, earlier
         self.means = RunningMean(policy.spike.memory)
         self.means.restore(known)
         self.reads_all = bool(policy.spike.loss or policy.spike.grad_norm)
@@ -188,7 +210,7 @@ class EndGuard:
         if not what:
             self.means.absorb(loss, grad_norm)
             return None
-        self._steps.bad = bad = BadStep(numbers.step, what, loss, grad_norm, update_norm)
+        self.bad = bad = BadStep(numbers.step, what, loss, grad_norm, update_norm)
         policy, why = self._policy, f"step {bad.step} {what}."
         if isinstance(policy, StopPolicy):
             return Stop(why, "failed")
@@ -202,14 +224,8 @@ class EndGuard:
             "failed",
         )
 
-    def end_of(self, step: int) -> None:
-        """Nothing is owed at the end of a group of steps."""
-
-    def warn(self, step: int) -> None:
-        """No step is skipped without an end."""
-
     def state(self) -> dict[str, Any]:
-        """Return JSON for a checkpoint, from which another life goes on."""
+        """Return JSON for a checkpoint, from which another instance resumes."""
         return self.means.state()
 
     def _describe(self, numbers: StepNumbers) -> str:
@@ -227,30 +243,22 @@ class EndGuard:
         return ""
 
 
-class OwnGuard:
+class OwnGuard(Guard):
     """Response of a policy of another package."""
 
-    reads_all = True
-
-    def __init__(self, policy: GuardPolicy, steps: "BadSteps", known: Mapping[str, Any]):
-        self._steps, self._judge = steps, policy.make_judge(known)
+    def __init__(self, policy: GuardPolicy, known: Mapping[str, Any]):
+        self._judge = policy.make_judge(known)
 
     def judge(self, numbers: StepNumbers, was_skipped: bool) -> Stop | None:
         """Judge a step; a `Stop` ends the run, or rolls it back."""
         asked = self._judge.judge(numbers, was_skipped)
         if asked:
             step, loss, grad_norm, update_norm, _, _ = numbers
-            self._steps.bad = BadStep(step, asked.why, loss, grad_norm, update_norm)
+            self.bad = BadStep(step, asked.why, loss, grad_norm, update_norm)
         return asked
 
-    def end_of(self, step: int) -> None:
-        """Nothing is owed at the end of a group of steps."""
-
-    def warn(self, step: int) -> None:
-        """The policy warns by itself."""
-
     def state(self) -> dict[str, Any]:
-        """Return JSON for a checkpoint, from which another life goes on."""
+        """Return JSON for a checkpoint, from which another instance resumes."""
         return self._judge.state()
 
 

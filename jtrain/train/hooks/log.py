@@ -11,11 +11,10 @@ from typing import Any
 
 from jtrain.core.loop import Hook
 from jtrain.errors import LossError
-from jtrain.io import jsonl
 from jtrain.io.formatting import format_count, format_duration, format_number, format_seconds
-from jtrain.io.jsonl import JsonlWriter
+from jtrain.io.jsonl import JsonlWriter, read_rows
 from jtrain.io.log import log_progress
-from jtrain.train.hooks.speed import Speed, SpeedReading
+from jtrain.train.hooks.speed import Speed
 
 
 class LogHook(Hook):
@@ -49,7 +48,8 @@ class LogHook(Hook):
         cells = [f"step {step:>{len(str(self._stop))}}/{self._stop}"]
         cells.append(f"loss {format_number(numbers['loss']):>8}")
         if self._valid is not None:
-            cells.append(f"valid {_or_blank(self._valid(), format_number):>8}")
+            loss = self._valid()
+            cells.append(f"valid {'-' if loss is None else format_number(loss):>8}")
         if self._learning_rate is not None:
             cells.append(f"lr {float(self._learning_rate(updates_before(step, numbers))):.2e}")
         if self._speed is not None:
@@ -65,36 +65,21 @@ def updates_before(step: int, numbers: Mapping[str, float]) -> int:
 
 
 def _speed_cells(speed: Speed) -> list[str]:
-    pace = speed.pace
-    rate = pace and (pace.rows_per_second if speed.unit == "rows" else pace.tokens_per_second)
-    return [
-        f"{_or_blank(rate, format_count):>6} {speed.unit}/s",
-        *_quantile_cells(pace),
-        *_utilization_cells(pace),
-        f"{_or_blank(pace and pace.left, format_duration):>8} left",
-        f"waiting {_or_blank(pace and pace.waiting, '{:.1%}'.format):>6}",
-    ]
+    """Return rate, quantiles of the time of a step, utilization, time left and share of waiting.
 
-
-def _quantile_cells(pace: SpeedReading | None) -> list[str]:
-    """Return the median and the ninth decile of the time of a step."""
-    if pace is None or pace.p50 is None or pace.p90 is None:
-        return []
-    return [f"p50 {format_seconds(pace.p50):>7}", f"p90 {format_seconds(pace.p90):>7}"]
-
-
-def _utilization_cells(pace: SpeedReading | None) -> list[str]:
-    """Return MFU, and HFU where the backward pass computes something again."""
-    if pace is None or pace.mfu is None:
-        return []
-    cells = [f"mfu {pace.mfu:.1%}"]
-    if pace.hfu is not None and pace.hfu > 1.005 * pace.mfu:
-        cells.append(f"hfu {pace.hfu:.1%}")
-    return cells
-
-
-def _or_blank(x: float | None, text: Callable[[float], str]) -> str:
-    return "-" if x is None else text(x)
+    HFU is shown where the backward pass computes something again.
+    """
+    pace, unit = speed.pace, speed.unit
+    if pace is None:
+        return [f"{'-':>6} {unit}/s", f"{'-':>8} left", f"waiting {'-':>6}"]
+    cells = [f"{format_count(speed.rate):>6} {unit}/s"]
+    if pace.p50 is not None and pace.p90 is not None:
+        cells += [f"p50 {format_seconds(pace.p50):>7}", f"p90 {format_seconds(pace.p90):>7}"]
+    if pace.mfu is not None:
+        cells.append(f"mfu {pace.mfu:.1%}")
+        if pace.hfu is not None and pace.hfu > 1.005 * pace.mfu:
+            cells.append(f"hfu {pace.hfu:.1%}")
+    return [*cells, f"{format_duration(pace.left):>8} left", f"waiting {pace.waiting:>6.1%}"]
 
 
 class MetricsFile(Hook):
@@ -103,18 +88,12 @@ class MetricsFile(Hook):
     A row is `{"step": 20, "loss": 2.25, ...}`.
 
     Args:
-        path: the file; recreated unless the run resumes.
+        rows: the file.
         every: steps.
-        resumed_at: step of the checkpoint that the run resumes from; None for a new run.
-
-    Raises:
-        CheckpointError: if the rows of the resumed run cannot be read.
     """
 
-    def __init__(self, path: Path | str, *, every: int, resumed_at: int | None = None):
-        self.every = every
-        self.rows = JsonlWriter(path, resumed_at=resumed_at)
-        """The file."""
+    def __init__(self, rows: JsonlWriter, *, every: int):
+        self.rows, self.every = rows, every
 
     def on_numbers(self, step: int, numbers: Mapping[str, float]) -> None:
         """Write a row."""
@@ -122,7 +101,7 @@ class MetricsFile(Hook):
 
     def row(self, step: int, prefix: str, numbers: Mapping[str, Any]) -> None:
         """Write a row of results: prefix `valid` and `{"loss": ...}` give `valid/loss`."""
-        named = {f"{prefix}/{name}" if prefix else name: x for name, x in numbers.items()}
+        named = _with_prefix(prefix, numbers)
         if "step" in named:
             raise LossError(
                 'a metric is called "step", which is the key of each row of metrics.jsonl. Give it '
@@ -130,20 +109,11 @@ class MetricsFile(Hook):
             )
         self.rows.append({"step": step, **named})
 
-    def close(self) -> None:
-        """Close the file."""
-        self.rows.close()
-
-
-def read_metrics(path: Path | str) -> list[dict[str, Any]]:
-    """Return the rows of a metrics file, in order, even while a run writes it; [] if missing."""
-    return jsonl.read_rows(path)
-
 
 def read_results(path: Path | str, prefix: str) -> dict[int, dict[str, float]]:
     """Return the numbers by step that `row` wrote with a prefix ("" for training), without it."""
     numbers_by_step: dict[int, dict[str, float]] = {}
-    for row in read_metrics(path):
+    for row in read_rows(path):
         step = row.pop("step")
         split = [(*name.rpartition("/"), x) for name, x in row.items()]
         numbers = {name: x for before, _, name, x in split if before == prefix}
@@ -172,6 +142,9 @@ class MetricHistory(Hook):
 
     def row(self, step: int, prefix: str, numbers: Mapping[str, Any]) -> None:
         """Keep results: prefix `valid` and `{"loss": ...}` give `valid/loss`."""
-        for name, number in numbers.items():
-            name = f"{prefix}/{name}" if prefix else name
+        for name, number in _with_prefix(prefix, numbers).items():
             self.numbers.setdefault(name, {})[step] = number
+
+
+def _with_prefix(prefix: str, numbers: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{prefix}/{name}" if prefix else name: x for name, x in numbers.items()}

@@ -23,35 +23,27 @@ class StepWindow(NamedTuple):
     last: int
 
     @classmethod
-    def parse(cls, text: str, option: str = "--profile") -> "StepWindow":
-        """Read `10:15`.
+    def parse(cls, text: str, steps: int | None) -> "StepWindow":
+        """Read `10:15`, of a run of `steps` steps; None if these are not known yet.
 
         Raises:
-            ConfigError: if it is no such window.
+            ConfigError: if it is no such window, or ends after the run.
         """
         found = re.fullmatch(r"(\d+):(\d+)", text)
         window = cls(*map(int, found.groups())) if found else cls(0, 0)
         if not 2 <= window.first <= window.last:
             raise ConfigError(
-                f"{option} {text} is no window of steps; write {option} 10:15. It begins with step "
-                f"2 or later, as the first step of a process warms up."
+                f"--profile {text} is no window of steps; write --profile 10:15. It begins with "
+                f"step 2 or later, as the first step of a process warms up."
+            )
+        if steps is not None and window.last > steps:
+            first = max(2, steps - (window.last - window.first))
+            shorter = f"write --profile {first}:{steps}, or " if steps >= 2 else ""
+            raise ConfigError(
+                f"--profile {window} ends after the run, which has {steps} steps; {shorter}raise "
+                f"steps (steps={window.last})"
             )
         return window
-
-    def check_steps(self, steps: int, option: str = "--profile") -> None:
-        """Raise unless a run of `steps` steps takes all steps of the window.
-
-        Raises:
-            ConfigError: if it is too short, with the last window that fits.
-        """
-        if self.last <= steps:
-            return
-        first = max(2, steps - (self.last - self.first))
-        shorter = f"write {option} {first}:{steps}, or " if steps >= 2 else ""
-        raise ConfigError(
-            f"{option} {self.first}:{self.last} ends after the run, which has {steps} steps; "
-            f"{shorter}raise steps (steps={self.last})"
-        )
 
     def __str__(self) -> str:
         return f"{self.first}:{self.last}"

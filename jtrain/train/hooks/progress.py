@@ -164,11 +164,9 @@ class ProgressBar(Hook):
         if valid := list(self._valid().values()):
             cells.append(f"valid {format_number(valid[-1])}")
         if self._speed and self._speed.pace:
-            pace, unit = self._speed.pace, self._speed.unit
-            rate = pace.rows_per_second if unit == "rows" else pace.tokens_per_second
-            cells.append(f"{format_count(rate or 0)} {unit}/s")
+            cells.append(f"{format_count(self._speed.rate)} {self._speed.unit}/s")
             if self._step < self._stop:
-                cells.append(f"{format_duration(pace.left)} left")
+                cells.append(f"{format_duration(self._speed.pace.left)} left")
         return "  ".join([*cells, self._doing] if self._doing else cells)
 
 

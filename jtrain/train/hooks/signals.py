@@ -6,7 +6,7 @@ import itertools
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ from jtrain.distributed.shutdown import (
 )
 from jtrain.io.formatting import format_duration
 from jtrain.io.log import LOG
+from jtrain.train.hooks.speed import Speed
 
 
 @dataclasses.dataclass
@@ -56,25 +57,27 @@ class GracePeriod(Hook):
 
     Args:
         budget: takes the time of a call.
+        speed: gives the time of a step.
         every: steps between two checks.
-        call: returns the seconds of a call of the step; None: not yet measured.
         cadence: how often a checkpoint is saved: `500 steps`.
     """
 
     def __init__(
         self,
         budget: GraceBudget,
+        speed: Speed,
         *,
         every: int,
-        call: Callable[[], float | None],
+        steps_per_call: int,
         cadence: str,
     ):
         self.every, self._budget, self._cadence = every, budget, cadence
-        self._call, self._warned = call, False
+        self._speed, self._steps_per_call, self._warned = speed, steps_per_call, False
 
     def on_numbers(self, step: int, numbers: Mapping[str, float]) -> None:
         """Measure a call, and warn once if the grace period is too short."""
-        self._budget.call = self._call()
+        if pace := self._speed.pace:
+            self._budget.call = self._steps_per_call * pace.seconds_per_step
         if self._warned or self._budget.fits():
             return
         self._warned = True

@@ -17,19 +17,8 @@ from jtrain.io.jsonl import JsonlWriter
 
 _PAGE = resource.getpagesize()
 _UNIT = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
+WINDOW = 10.0  # seconds that the speed is of
 CALLS = 512  # whose times the quantiles are of
-
-
-@dataclasses.dataclass(frozen=True)
-class StepWork:
-    """FLOPs of a step over all devices, and the peak of these devices."""
-
-    model: float | None
-    """FLOPs that loss and gradient need; None if unknown."""
-    hardware: float | None
-    """FLOPs that they run, with what the backward pass computes again; None if unknown."""
-    peak: float
-    """FLOP a second, in bfloat16."""
 
 
 class MemoryUse(NamedTuple):
@@ -70,37 +59,35 @@ class Speed(Hook, Recorder):
 
     A step is timed when the devices have done it and not when it was dispatched. Time counts from
     the end of the first call, so that compiling and the first call are no part of it; time inside
-    `pause()` does not count. The speed is that of the last `window` seconds. The quantiles are
+    `pause()` does not count. The speed is that of the last 10 s. The quantiles are
     those of the times between two calls that were done one after the other, without the first
     after a pause. This hook comes before the hooks that read it.
 
     Args:
-        path: the file; None to write none.
+        file: of the readings; None to write none.
         every: steps between two measurements.
         stop: the last step of the run.
         rows: in a step, over all processes.
         tokens: in a step; None if the data has no tokens.
-        work: of a step; None where the peak of the devices is unknown.
+        flops: of a step over all devices, those that loss and gradient need, and those with what
+            the backward pass computes again; None where unknown.
+        peak: FLOP a second of these devices, in bfloat16; None if unknown.
         waited: gives the seconds that the loop has waited for data so far.
         memory: measures the memory; None to measure none.
-        began: facts for the first row of the file, such as the seconds of compiling.
-        resumed_at: as `MetricsFile` takes it.
     """
 
     def __init__(
         self,
-        path: Path | str | None,
+        file: JsonlWriter | None,
         *,
         every: int,
         stop: int,
         rows: int,
         tokens: int | None = None,
-        work: StepWork | None = None,
+        flops: tuple[float | None, float | None] = (None, None),
+        peak: float | None = None,
         waited: Callable[[], float] = lambda: 0.0,
         memory: Callable[[], MemoryUse] | None = None,
-        began: Callable[[], Mapping[str, Any]] = dict,
-        resumed_at: int | None = None,
-        window: float = 10.0,
         clock: Callable[[], float] = time.perf_counter,
     ):
         self.every = every
@@ -111,13 +98,14 @@ class Speed(Hook, Recorder):
         self.also: Callable[[], Mapping[str, Any]] = dict
         """Gives more measurements for a row of the file, such as those of parameter servers."""
         self._stop = stop
-        self._rows, self._tokens, self._work, self._waited = rows, tokens, work, waited
-        self._window, self._clock = window, clock
-        self._file = None if path is None else JsonlWriter(path, resumed_at=resumed_at)
+        self._rows, self._tokens, self._waited = rows, tokens, waited
+        self._flops, self._peak = flops, peak
+        self._clock = clock
+        self._file = file
         self._samples: collections.deque[_Sample] = collections.deque()
         self._first: _Sample | None = None
         self._depth = 0
-        self._memory, self._began, self._opened = memory, began, clock()
+        self._memory, self._opened = memory, clock()
         self._facts: Mapping[str, Any] = {}  # for the first row
         self._calls: collections.deque[float] = collections.deque(maxlen=CALLS)  # seconds a step
         self._newest = (0, clock())  # step of the newest call that is done, and when it was
@@ -127,6 +115,12 @@ class Speed(Hook, Recorder):
     def unit(self) -> str:
         """Unit of the speed: "tokens" or "rows"."""
         return "rows" if self._tokens is None else "tokens"
+
+    @property
+    def rate(self) -> float:
+        """Speed in this unit, a second; 0 before the second measurement."""
+        pace = self.pace
+        return 0.0 if pace is None else pace.tokens_per_second or pace.rows_per_second
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -148,7 +142,8 @@ class Speed(Hook, Recorder):
             self._newest, self._follows = (step, at), True
             if self._first is None:
                 first_call = at - self._opened - self.paused
-                self._facts = {**self._began(), "first_call": first_call}
+                compile = HEARTBEAT.seconds()["compile"]
+                self._facts = {"compile": compile, "first_call": first_call}
                 self.paused = 0.0
                 self._first = self._sample()
                 self._samples.append(self._first)
@@ -156,7 +151,7 @@ class Speed(Hook, Recorder):
     def on_numbers(self, step: int, numbers: Mapping[str, float]) -> None:
         """Measure the speed at a step."""
         now = self._sample()
-        while len(self._samples) > 1 and self._samples[1].seconds <= now.seconds - self._window:
+        while len(self._samples) > 1 and self._samples[1].seconds <= now.seconds - WINDOW:
             self._samples.popleft()
         old = self._samples[0]
         if now.step == self._samples[-1].step or now.seconds <= old.seconds:
@@ -166,11 +161,6 @@ class Speed(Hook, Recorder):
         self.pace = self._pace(old, now, pauses=self.paused / (now.step - self._first.step))
         if self._file is not None:
             self._file.append(self._row(self.pace, now.seconds - self._first.seconds))
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
 
     def _sample(self) -> "_Sample":
         step, at = self._newest
@@ -186,8 +176,8 @@ class Speed(Hook, Recorder):
             tokens_per_second=self._tokens and self._tokens * steps / seconds,
             waiting=min(1.0, (now.waited - old.waited) / seconds),
             left=(self._stop - now.step) * (seconds / steps + pauses),
-            mfu=self._share_of_peak(self._work and self._work.model, seconds / steps),
-            hfu=self._share_of_peak(self._work and self._work.hardware, seconds / steps),
+            mfu=self._share_of_peak(self._flops[0], seconds / steps),
+            hfu=self._share_of_peak(self._flops[1], seconds / steps),
             p50=p50,
             p90=p90,
             memory=self._memory() if self._memory else None,
@@ -202,9 +192,7 @@ class Speed(Hook, Recorder):
         return at(0.5), at(0.9)
 
     def _share_of_peak(self, flops: float | None, seconds: float) -> float | None:
-        if self._work is None or flops is None:
-            return None
-        return flops / seconds / self._work.peak
+        return None if flops is None or self._peak is None else flops / seconds / self._peak
 
     def _row(self, pace: SpeedReading, trained: float) -> dict[str, Any]:
         row = {name: x for name, x in vars(pace).items() if x is not None and name != "memory"}

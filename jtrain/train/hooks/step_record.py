@@ -29,23 +29,21 @@ class StepRecord(NamedTuple):
 
     def same(self, other: "StepRecord") -> bool:
         """Return whether loss and gradient norm have the same bits, also of a NaN."""
-        return _bits(self.loss, self.grad_norm) == _bits(other.loss, other.grad_norm)
+        bits = lambda record: struct.pack("<2d", record.loss, record.grad_norm)
+        return bits(self) == bits(other)
 
 
 class StepRecorder(Recorder):
     """Recorder of the loss, the gradient norm and the batch of every step.
 
     Args:
-        path: the file; rows after `resumed_at` are dropped, all if it is None. A process without a
-            file only keeps `newest`.
-        resumed_at: step of the checkpoint that the run resumes from.
+        rows: the file; a process without one only keeps `newest`.
     """
 
-    def __init__(self, path: Path | None, *, resumed_at: int | None = None):
+    def __init__(self, rows: JsonlWriter | None):
+        self.rows = rows
         self.newest = 0
         """Digest of the batch of the last step that was written."""
-        self.rows = JsonlWriter(path, resumed_at=resumed_at) if path else None
-        """The file."""
         self._digests: dict[int, int] = {}
         self._lock = threading.Lock()
 
@@ -64,11 +62,6 @@ class StepRecorder(Recorder):
         if self.rows:
             last = finished.steps[-1]
             self.rows.append({"step": last, "loss": losses, "grad_norm": norms, "batch": batches})
-
-    def close(self) -> None:
-        """Close the file."""
-        if self.rows:
-            self.rows.close()
 
 
 def read_step_records(path: Path) -> dict[int, StepRecord]:
@@ -91,7 +84,3 @@ def read_step_records(path: Path) -> dict[int, StepRecord]:
         first = row["step"] - len(each) + 1
         records |= {first + i: StepRecord(*numbers) for i, numbers in enumerate(each)}
     return records
-
-
-def _bits(*numbers: float) -> bytes:
-    return struct.pack(f"<{len(numbers)}d", *numbers)

@@ -8,13 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jtrain.config.dump import flatten, to_plain
 from jtrain.core.loop import Hook
 from jtrain.io.log import LOG
 from jtrain.io.regular_files import read_json
-from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.log import updates_before
-from jtrain.train.hooks.speed import Speed
 from jtrain.train.trackers import End, TrackedRun, TrackerConfig
 
 _Row = tuple[int, str, Mapping[str, float]]  # step, set (empty for training), numbers
@@ -64,54 +61,9 @@ class Tracking(Hook):
 
     def close(self, end: End = "stopped") -> None:
         """End the trackers' runs, and log the rows that they lost."""
-        lost = [thread.close(end, self._patience) for thread in self._threads]
+        for thread in self._threads:
+            thread.close(end, self._patience)
         self._threads = []
-        for line in filter(None, lost):
-            LOG.warning(line)
-
-
-def build_tracking(
-    config: RunConfig,
-    path: Path,
-    speed: Speed,
-    *,
-    run: str,
-    resumed_at: int | None,
-) -> Tracking:
-    """Return the hook that sends metrics, learning rate and speed to the trackers of `config`.
-
-    Args:
-        path: the run's directory.
-        run: the run's id.
-    """
-    learning_rate = config.optimizer.learning_rate(config.steps)
-
-    def more(updates: int) -> dict[str, float]:
-        pace, rate = speed.pace, f"{speed.unit}_per_second"
-        numbers = {"learning_rate": float(learning_rate(updates))}
-        if pace is None:
-            return numbers
-        numbers |= {rate: getattr(pace, rate), "waiting": pace.waiting}
-        return numbers | ({} if pace.mfu is None else {"mfu": pace.mfu})
-
-    about = TrackedRun(config.name, path, flatten(to_plain(config)), run=run)
-    every = min(config.log.every, config.steps)
-    return Tracking(config.trackers, about, every=every, resumed_at=resumed_at, more=more)
-
-
-def track_evaluations(config: RunConfig, path: Path, *, run: str) -> Tracking:
-    """Return what sends the evaluations beside a run to the trackers of `config`.
-
-    They are a run of their own in each service, `NAME-evaluation`: a service takes the rows of a
-    run from one process, in the order of the steps.
-
-    Args:
-        path: the run's directory; the trackers' files go to its folder `evaluation`.
-        run: the run's id.
-    """
-    plain = flatten(to_plain(config))
-    about = TrackedRun(f"{config.name}-evaluation", path / "evaluation", plain, run=run)
-    return Tracking(config.trackers, about, resumed_at=0)
 
 
 class _TrackerThread:
@@ -152,16 +104,18 @@ class _TrackerThread:
         elif not self._error:
             self._error = f"it is slow, and more than {self._capacity} rows waited"
 
-    def close(self, end: End, seconds: float) -> str:
-        """Wait up to `seconds` for the queued rows; return a line about lost rows, or ""."""
+    def close(self, end: End, seconds: float) -> None:
+        """Wait up to `seconds` for the queued rows, and log how many are lost."""
         self._end = end
         self._rows.put(None)
         self._thread.join(seconds)
         if self._thread.is_alive():
             self._error = self._error or f"it did not end within {seconds:g} s"
-        lost = f"{self._received - self._done} of {self._received} rows lost"
-        end_of_line = f"({self._error}). The run's own files have all of them."
-        return f"tracker {self._tracker.kind}: {lost} {end_of_line}" if self._error else ""
+        if self._error:
+            LOG.warning(
+                f"tracker {self._tracker.kind}: {self._received - self._done} of {self._received} "
+                f"rows lost ({self._error}). The run's own files have all of them."
+            )
 
     def _work(self) -> None:
         try:

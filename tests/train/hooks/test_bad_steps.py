@@ -40,19 +40,27 @@ class Rows:
     def __init__(self, bad=()):
         self._bad = bad
 
-    def read(self, step):
-        x = np.float32([math.nan if step in self._bad else 1.0, 2.0])
+    def __getitem__(self, i):
+        x = np.float32([math.nan if i + 1 in self._bad else 1.0, 2.0])
         return {"x": x, "row": np.arange(2), "mask": np.ones(2, bool)}
 
-    def report(self, step):
-        return {"batch": step - 1, "rows": [7, 8]}
+    def number(self, i):
+        return i
+
+    def indices(self, number):
+        del number
+        return np.array([7, 8])
+
+
+def log_in(path: Path, rows=None, **options) -> BadStepLog:
+    rows = rows or Rows()
+    return BadStepLog(path, rows, rows, **options)
 
 
 def judged(tmp_path, guard, *, every=10, steps=100, **options) -> BadSteps:
     config = dataclasses.replace(CONFIG, guard=guard, steps=steps, log=LogConfig(every=1000))
-    events = BadStepLog(tmp_path / "events.jsonl")
-    OPEN.append(events)
-    return BadSteps(config, events, options.pop("rows", Rows()), every=every, **options)
+    OPEN.append(log_in(tmp_path / "events.jsonl", options.pop("rows", None)))
+    return BadSteps(config, OPEN[-1], every=every, **options)
 
 
 def walk(bad_steps, start, stop, *, at=(), each=1, skipped=0, extra=False, scale=None, **fault):
@@ -192,17 +200,17 @@ BAD = [BadStep(step, "is not finite", math.nan, 1.0) for step in range(10)]
 
 def test_decisions_outlive_what_came_after_the_checkpoint(tmp_path: Path):
     path = tmp_path / "events.jsonl"
-    events = BadStepLog(path)
+    events = log_in(path)
     assert not path.exists()
-    events.append(BAD[2], "skipped", batch=1)
-    events.append(BAD[7], "rolled back", batch=6, without=[5, 8])
-    events.append(BAD[8], "stopped", batch=7)
+    events.append(BAD[2], "skipped")
+    events.append(BAD[7], "rolled back", without=[5, 8])
+    events.append(BAD[8], "stopped")
     events.close()
     path.write_bytes(path.read_bytes() + b'{"step": 9, "do')  # a kill
     assert read_decisions(path) == [RollbackDecision(7, (5, 8))]
-    BadStepLog(path, resumed_at=4).close()
+    log_in(path, resumed_at=4).close()
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [2, 7]
-    BadStepLog(path, resumed_at=None).close()
+    log_in(path, resumed_at=None).close()
     assert [json.loads(line)["done"] for line in path.read_text().splitlines()] == ["rolled back"]
     assert json.loads(path.read_text())["loss"] == "NaN"
 

@@ -54,7 +54,7 @@ def test_windows_that_do_not_fit_say_which_does(study, capsys, window, advice):
     assert advice in capsys.readouterr().err
     good = advice.partition(" ")[2]
     if good != "10:15":  # the run has 12 steps
-        StepWindow.parse(good).check_steps(12)
+        StepWindow.parse(good, 12)
 
 
 @pytest.mark.parametrize(("each", "turns"), [(1, [3, 6]), (4, [4, 8])], ids=["1", "4"])

@@ -12,6 +12,7 @@ import pytest
 
 from jtrain.core.loop import FinishedSteps
 from jtrain.errors import CheckpointError, LossError
+from jtrain.io.jsonl import JsonlWriter, read_rows
 from jtrain.io.log import LOG, RunLog, log_progress
 from jtrain.optim import Cosine
 from jtrain.train.hooks import LogHook, Speed, log
@@ -20,12 +21,12 @@ from jtrain.train.hooks.log import MetricsFile
 
 def written(path, *, resumed_at=None, stop=6):
     """Write rows up to `stop`, as a run that evaluates every second step."""
-    file = MetricsFile(path, every=1, resumed_at=resumed_at)
+    file = MetricsFile(JsonlWriter(path, resumed_at=resumed_at), every=1)
     for step in range((resumed_at or 0) + 1, stop + 1):
         file.on_numbers(step, {"loss": 1 / step, "grad_norm": step / 7})
         if step % 2 == 0:
             file.row(step, "valid", {"loss": 2 / step, "rows": 5})
-    file.close()
+    file.rows.close()
     return path.read_bytes()
 
 
@@ -36,20 +37,20 @@ def test_rows_are_json_and_come_back(tmp_path):
         '{"step": 2, "loss": 0.5, "grad_norm": 0.2857142857142857}',
         '{"step": 2, "valid/loss": 1.0, "valid/rows": 5}',
     ]
-    assert log.read_metrics(tmp_path / "m.jsonl") == [json.loads(line) for line in lines]
+    assert read_rows(tmp_path / "m.jsonl") == [json.loads(line) for line in lines]
     assert log.read_results(tmp_path / "m.jsonl", "valid") == {2: {"loss": 1.0, "rows": 5}}
     assert log.read_results(tmp_path / "m.jsonl", "")[1] == {"loss": 1.0, "grad_norm": 1 / 7}
-    assert log.read_metrics(tmp_path / "none.jsonl") == []
+    assert read_rows(tmp_path / "none.jsonl") == []
 
 
 def test_what_is_not_finite_is_valid_json_and_comes_back(tmp_path):
-    file = MetricsFile(tmp_path / "m.jsonl", every=1)
+    file = MetricsFile(JsonlWriter(tmp_path / "m.jsonl"), every=1)
     file.on_numbers(1, {"loss": math.nan, "up": math.inf, "each": np.array([-np.inf, 1.5])})
-    file.close()
+    file.rows.close()
     refuse = lambda name: pytest.fail(f"{name} is no JSON")
     row = json.loads((tmp_path / "m.jsonl").read_text(), parse_constant=refuse)
     assert row == {"step": 1, "loss": "NaN", "up": "Infinity", "each": ["-Infinity", 1.5]}
-    (row,) = log.read_metrics(tmp_path / "m.jsonl")
+    (row,) = read_rows(tmp_path / "m.jsonl")
     assert math.isnan(row["loss"])
     assert (row["up"], row["each"]) == (math.inf, [-math.inf, 1.5])
 
@@ -68,10 +69,10 @@ def test_a_file_cut_at_any_byte_is_completed_by_the_resumed_run(tmp_path, monkey
 def test_rows_can_be_forced_to_the_disk_before_a_checkpoint(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.fstat(number).st_size))
-    file = MetricsFile(tmp_path / "m.jsonl", every=1)
+    file = MetricsFile(JsonlWriter(tmp_path / "m.jsonl"), every=1)
     file.on_numbers(1, {"loss": 1.0})
     file.rows.sync()
-    file.close()
+    file.rows.close()
     assert synced == [len('{"step": 1, "loss": 1.0}\n')]
 
 
@@ -80,16 +81,16 @@ def test_a_damaged_row_in_the_middle_is_named_with_its_fix(tmp_path):
     lines = written(path).splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:2], b"{oops}\n", *lines[3:]]))
     with pytest.raises(CheckpointError, match=r"row 3 of .*oops.*sed -i 3d") as error:
-        log.read_metrics(path)
+        read_rows(path)
     subprocess.run(str(error.value).rpartition("remove it: ")[2], shell=True, check=True)
-    assert len(log.read_metrics(path)) == len(lines) - 1
+    assert len(read_rows(path)) == len(lines) - 1
 
 
 def test_a_metric_called_step_is_refused(tmp_path):
-    file = MetricsFile(tmp_path / "m.jsonl", every=1)
+    file = MetricsFile(JsonlWriter(tmp_path / "m.jsonl"), every=1)
     with pytest.raises(LossError, match=r'called "step".*another name'):
         file.on_numbers(1, {"step": 3.0})
-    file.close()
+    file.rows.close()
 
 
 # Written down in two halves, as the lines are longer than ours.

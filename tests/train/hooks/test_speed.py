@@ -13,8 +13,9 @@ from jtrain.cli import main
 from jtrain.core.loop import FinishedSteps, train_loop
 from jtrain.core.mean import Mean
 from jtrain.inspect.run_times import format_ledger, make_ledger, read_ledger
+from jtrain.io.jsonl import JsonlWriter
 from jtrain.train.hooks import Speed
-from jtrain.train.hooks.speed import MemoryUse, StepWork, measure_memory
+from jtrain.train.hooks.speed import MemoryUse, measure_memory
 
 
 class Clock:
@@ -70,12 +71,13 @@ def test_a_pause_is_no_time_of_a_step_but_counts_for_what_is_left():
 
 def test_utilization_is_work_by_time_and_peak(tmp_path):
     clock = Clock()
-    work = StepWork(model=3e12, hardware=4e12, peak=1e13)
-    speed = Speed(tmp_path / "s", every=2, stop=100, rows=8, clock=clock, work=work)
+    work = {"flops": (3e12, 4e12), "peak": 1e13}
+    file = JsonlWriter(tmp_path / "s")
+    speed = Speed(file, every=2, stop=100, rows=8, clock=clock, **work)
     train(speed, clock, 1, 11, seconds=0.5)
     assert speed.pace is not None
     assert (speed.pace.mfu, speed.pace.hfu) == pytest.approx((0.6, 0.8))
-    speed.close()
+    file.close()
     assert json.loads((tmp_path / "s").read_text().splitlines()[-1])["mfu"] == pytest.approx(0.6)
 
 
