@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jtrain.data import LoaderBatches, ReadAhead
+from jtrain.data import LoaderBatches, MixedBatches, ReadAhead
 from jtrain.data.batches.stream import ShardedStream, Stream, Streamed
-from jtrain.data.sources.arrays import Interleaved
+from jtrain.data.sources.arrays import Arrays, Interleaved
 from jtrain.data.text.corpora import TextLines
 from jtrain.data.text.lines import InterleavedStream, Lines, make_line_rows
 from jtrain.data.text.tokenizers import ByteTokenizer
@@ -245,6 +245,14 @@ def test_rows_come_in_turn(lengths: tuple[int, ...]):
     assert source[np.arange(len(source))]["x"].tolist() == expected
     mixed = np.random.default_rng(0).permutation(len(source))
     assert source[mixed]["x"].tolist() == [expected[i] for i in mixed]
+
+
+@pytest.mark.parametrize("make", [lambda a, b: Interleaved([a, b]), lambda a, b: MixedBatches(
+    {"a": (a, 1), "b": (b, 1)}, size=2)])  # fmt: skip
+@pytest.mark.parametrize("other", [{"x": np.zeros((2, 3))}, {"x": np.zeros(2), "y": np.zeros(2)}])
+def test_sources_of_one_batch_need_the_same_arrays(make, other):
+    with pytest.raises(DataError, match=r"one type and shape, and source .* has x float64\[\], "):
+        make(Arrays(x=np.zeros(2)), Arrays(**other))[np.arange(3)]
 
 
 @pytest.fixture

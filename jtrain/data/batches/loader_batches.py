@@ -1,17 +1,16 @@
 """Batches by step from a loader that can only be streamed."""
 
-import copy
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
-from jtrain.data.batches.by_step import RowShard, add_places, check_step
+from jtrain.data.batches.by_step import RowShard, ShardedBatches, add_places, check_step
 from jtrain.errors import DataError
 from jtrain.errors.plain_numbers import plain_numbers
 
 
-class LoaderBatches:
+class LoaderBatches(ShardedBatches):
     """`batches[step]`: the batches of a loader, which is reopened for each epoch.
 
     The adapter is a function that yields the batches as arrays by name:
@@ -37,7 +36,7 @@ class LoaderBatches:
 
     @plain_numbers
     def __init__(self, open_loader: Callable[[], Iterable[Mapping[str, np.ndarray]]], *, size: int):
-        self.size, self._open, self._lock = size, open_loader, threading.Lock()
+        self.size, self._open = size, open_loader
         self._begin(RowShard(size, 0, 1))
 
     def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
@@ -48,15 +47,8 @@ class LoaderBatches:
         own = {name: array[row[0] : row[-1] + 1] for name, array in batch.items()}
         return add_places(own, self._shard.places(self.size))
 
-    def shard(self, index: int, count: int) -> "LoaderBatches":
-        """Return the same batches, with only the rows of process `index` of `count`."""
-        own = copy.copy(self)
-        own._lock = threading.Lock()
-        own._begin(RowShard(self.size, index, count))
-        return own
-
-    def _begin(self, part: RowShard) -> None:
-        self._shard = part
+    def _begin(self, shard: RowShard) -> None:
+        self._shard, self._lock = shard, threading.Lock()
         self._first = _Reader(self._open, self.size)
         # Of batches that the run looks at again, such as those of `log.leaves`: each of the two
         # only reads on, and no look makes the other begin again.

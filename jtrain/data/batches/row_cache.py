@@ -1,6 +1,5 @@
 """Row caches: rows in memory, or in a folder that later runs use too."""
 
-import logging
 import os
 import shutil
 import uuid
@@ -19,7 +18,6 @@ from jtrain.io.formatting import format_bytes
 
 MEMORY = "memory"
 DIGEST = np.dtype("<u8")  # of each row; 0 for a row that is not cached
-_log = logging.getLogger(__name__)
 
 
 def cache_rows(source: Source, where: str) -> Source:
@@ -142,12 +140,6 @@ class DiskCache(CachedRows):
         if self.path.is_dir():
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        if others := [entry.name for entry in self.folder.iterdir() if entry.is_dir()]:
-            _log.warning(
-                "%s also holds the rows of other versions or sizes (%s); remove what is not used",
-                self.folder,
-                ", ".join(sorted(others)[:3]),
-            )
         free = shutil.disk_usage(self.folder).free
         if needed > free:
             raise OSError(f"it takes {needed:,} bytes for {rows:,} rows, and {free:,} are free")

@@ -1,6 +1,5 @@
 """Batches by step from data that can only be streamed; a saved place replaces rereading."""
 
-import copy
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from jtrain.data.batches.by_step import RowShard, add_places, check_step
+from jtrain.data.batches.by_step import RowShard, ShardedBatches, add_places, check_step
 from jtrain.data.batches.fingerprint import Fingerprinted, fingerprint_files
 from jtrain.errors import ConfigError, DataError
 from jtrain.errors.plain_numbers import plain_numbers
@@ -35,7 +34,7 @@ class Stream(Protocol):
         ...
 
 
-class Streamed:
+class Streamed(ShardedBatches):
     """`batches[step]`: `size` rows of a stream; a function of the step, like all batches.
 
     Consecutive steps are read in order. For another step the stream goes to the nearest saved place
@@ -63,18 +62,12 @@ class Streamed:
         every: int = 100,
     ):
         self.size, self._open, self._row, self._every = size, open, row, every
-        self._restart(RowShard(size, 0, 1))
+        self._begin(RowShard(size, 0, 1))
 
     def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
         with self._lock:  # the run may look at a batch while a thread prefetches another
             own = {name: array.copy() for name, array in self._read(check_step(step)).items()}
         return add_places(own, self._shard.places(self.size))
-
-    def shard(self, index: int, count: int) -> "Streamed":
-        """Return the same batches, with only the rows of process `index` of `count`."""
-        sharded = copy.copy(self)
-        sharded._restart(RowShard(self.size, index, count))
-        return sharded
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the stream; empty if it has none."""
@@ -96,8 +89,8 @@ class Streamed:
         self._next = state["step"]
         self._places[self._next] = state["stream"]
 
-    def _restart(self, part: RowShard) -> None:
-        self._shard, self._lock = part, threading.Lock()
+    def _begin(self, shard: RowShard) -> None:
+        self._shard, self._lock = shard, threading.Lock()
         self._stream, self._next = self._open(), 0
         self._recent: OrderedDict[int, dict[str, np.ndarray]] = OrderedDict()
         self._places = {0: self._stream.state()}
@@ -214,7 +207,7 @@ def count_readers(status: Mapping[str, Any], steps: Iterable[int]) -> dict[int, 
     }
 
 
-class ShardedStream:
+class ShardedStream(ShardedBatches):
     """`batches[step]`: `size` rows of streams over `files`, sharded by `policy`.
 
     With `file` each process has files and a stream of its own, which restarts when the files end:
@@ -246,21 +239,10 @@ class ShardedStream:
     ):
         self.size, self._files, self._policy = size, list(files), policy
         self._open_files, self._row, self._every = open, row, every
-        self._begin(0, 1)
+        self._begin(RowShard(size, 0, 1))
 
     def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
         return self._batches[step] | self._shard.places(self.size)
-
-    def shard(self, index: int, count: int) -> "ShardedStream":
-        """Return the same batches, of which process `index` of `count` makes its rows.
-
-        Raises:
-            DataError: `file` with fewer files than processes.
-            ConfigError: a batch that does not divide into the processes.
-        """
-        sharded = copy.copy(self)
-        sharded._begin(index, count)
-        return sharded
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the files."""
@@ -272,7 +254,7 @@ class ShardedStream:
         `restore` takes the merged `shares` of all processes.
         """
         place = self._batches.state(step)
-        return {"shares": {f"{self._index}": place}} if self._own else place
+        return {"shares": {f"{self._shard.index}": place}} if self._own else place
 
     def restore(self, state: Mapping[str, Any], /) -> None:
         """Resume from a place that `state` of equal batches returned.
@@ -281,7 +263,7 @@ class ShardedStream:
             DataError: if the stream is another, or was sharded between another number of processes.
         """
         saved = len(state["shares"]) if "shares" in state else 0
-        current = self._count if self._own else 0
+        current = self._shard.count if self._own else 0
         if saved != current:
             raise DataError(
                 f"The run saved its place in {_streams(saved)}, and would resume with "
@@ -289,10 +271,10 @@ class ShardedStream:
                 f"processes and sharing={'file' if saved else 'data'}; or start a new run with "
                 f"sharing=data, which resumes with any number."
             )
-        self._batches.restore(state["shares"][f"{self._index}"] if saved else state)
+        self._batches.restore(state["shares"][f"{self._shard.index}"] if saved else state)
 
-    def _begin(self, index: int, count: int) -> None:
-        self._shard, self._index, self._count = RowShard(self.size, index, count), index, count
+    def _begin(self, shard: RowShard) -> None:
+        self._shard, index, count = shard, shard.index, shard.count
         files = shard_files(self._files, index=index, count=count, policy=self._policy)
         self.summary = f"data: {files.summary}"
         """The policy in effect and the reason for it: a line for the log."""

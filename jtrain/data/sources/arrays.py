@@ -1,17 +1,15 @@
 """Rows of arrays in memory, subsets of a source, and several sources in turn."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
-from jtrain.data.batches.fingerprint import fingerprint, fingerprint_arrays
+from jtrain.data.batches.fingerprint import fingerprint, fingerprint_arrays, fingerprint_turns
 from jtrain.data.batches.shuffle import permute
 from jtrain.data.sources.source import Source, to_native
 from jtrain.errors import DataError
 from jtrain.errors.plain_numbers import plain_numbers
-
-RESERVED = {"row", "mask"}  # every batch has these; see jtrain/data/batches/by_step.py
 
 
 class Arrays:
@@ -67,11 +65,6 @@ def _as_array(name: str, values: Any) -> np.ndarray:
 
 def _check_array(name: str, array: np.ndarray) -> None:
     """Raise DataError if `array` cannot be rows of a data set."""
-    if name in RESERVED:
-        raise DataError(
-            f"An array is called {name!r}, a name that jtrain adds to every batch. "
-            f"Give it another name: Arrays({name}s=...)."
-        )
     if array.ndim == 0:
         raise DataError(
             f"`{name}` is the single value {array}, and a data set needs rows. "
@@ -175,6 +168,7 @@ class Interleaved:
 
     def __init__(self, sources: Sequence[Source]):
         self.parts = list(sources)
+        self._sources = dict(enumerate(self.parts))
         lengths = np.array([len(part) for part in self.parts], np.int64)
         if not lengths.sum():
             raise DataError(
@@ -193,26 +187,11 @@ class Interleaved:
         return int(self._first[-1])
 
     def __getitem__(self, indices: np.ndarray, /) -> dict[str, np.ndarray]:
-        source_of, rows = self._places(indices)
-        batch: dict[str, np.ndarray] = {}
-        for number in np.unique(source_of).tolist():
-            chosen = np.flatnonzero(source_of == number)
-            for name, array in self.parts[number][rows[chosen]].items():
-                if name not in batch:
-                    batch[name] = np.empty((len(indices), *array.shape[1:]), array.dtype)
-                if batch[name].shape[1:] != array.shape[1:] or batch[name].dtype != array.dtype:
-                    raise DataError(
-                        f"Rows of a batch need one type and shape, and `{name}` of source {number} "
-                        f"is {array.dtype} {array.shape[1:]} where it was {batch[name].dtype} "
-                        f"{batch[name].shape[1:]} before. Write them with one type and shape."
-                    )
-                batch[name][chosen] = array
-        return batch
+        return read_interleaved(self._sources, *self._places(indices))
 
     def fingerprint(self) -> str:
         """Return the fingerprints of all sources; empty if one has none."""
-        lines = [fingerprint(part) for part in self.parts]
-        return f"in turn: {'; '.join(lines)}" if all(lines) else ""
+        return fingerprint_turns(self.parts)
 
     def _places(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # each int64, b
         """Return the source of each row, and its row in that source."""
@@ -223,3 +202,38 @@ class Interleaved:
             rounds, turn = np.divmod(indices[chosen] - self._first[phase], len(active))
             source_of[chosen], rows[chosen] = active[turn], self._begins[phase] + rounds
         return source_of, rows
+
+
+def read_interleaved(
+    sources: Mapping[Any, Source], source_of: np.ndarray, rows: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Return a batch of rows of several sources: `rows` (int64, b) of sources `source_of` (b).
+
+    Raises:
+        DataError: if their rows have other arrays.
+    """
+    batch: dict[str, np.ndarray] = {}
+    names = list(sources)
+    for number in np.flatnonzero(np.bincount(source_of)).tolist():
+        chosen = np.flatnonzero(source_of == number)
+        found = sources[names[number]][rows[chosen]]
+        if not batch:
+            layout, first = _layout(found), names[number]
+            batch = {n: np.empty((len(rows), *x.shape[1:]), x.dtype) for n, x in found.items()}
+        elif _layout(found) != layout:
+            one, other = (
+                ", ".join(f"{n} {x.dtype}{list(x.shape[1:])}" for n, x in each.items())
+                for each in (batch, found)
+            )
+            raise DataError(
+                f"Rows of a batch need one type and shape, and source {first!r} has {one}, "
+                f"{names[number]!r} {other}. Make them alike: one context for all texts, one size "
+                f"for all images."
+            )
+        for name, array in found.items():
+            batch[name][chosen] = array
+    return batch
+
+
+def _layout(rows: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    return {name: (x.dtype, x.shape[1:]) for name, x in rows.items()}

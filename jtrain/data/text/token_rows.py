@@ -1,5 +1,6 @@
 """Rows over a long row of tokens: windows, and documents packed with little padding."""
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,9 @@ class Windows:
         return self._length
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _windows, (self.tokens, self.context, self.stride)
+        # Its own arguments, as pickling a view of the tokens would copy them.
+        again = functools.partial(Windows, context=self.context, stride=self.stride)
+        return again, (self.tokens,)
 
     def __getitem__(self, indices: np.ndarray, /) -> dict[str, np.ndarray]:
         starts = indices * self.stride
@@ -76,11 +79,6 @@ class Windows:
     def fingerprint(self) -> str:
         """Return the fingerprint of the tokens."""
         return fingerprint_tokens(self.tokens)
-
-
-def _windows(tokens: np.ndarray | TokenRange, context: int, stride: int) -> Windows:
-    """Rebuild the windows in another process, as pickling a view of them would copy them."""
-    return Windows(tokens, context=context, stride=stride)
 
 
 class Packed:
