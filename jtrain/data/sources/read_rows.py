@@ -4,7 +4,6 @@ import csv
 import io
 import itertools
 import json
-import logging
 import math
 import zipfile
 from collections import Counter
@@ -91,8 +90,6 @@ def _cast(name: str, array: np.ndarray, dtype: Any, who: str) -> np.ndarray:
     )
 
 
-_log = logging.getLogger(__name__)
-CLEAR = 8  # columns of numbers that are a header beyond doubt
 SUFFIXES = (".npz", ".npy", ".csv", ".jsonl")
 _BROKEN = (ValueError, EOFError, zipfile.BadZipFile, AttributeError, KeyError, MemoryError)
 
@@ -106,8 +103,7 @@ def read_rows(
     with a list or a number for each name; for a single wanted array it may be that list or number
     itself. A .csv file has a column NAME, or columns NAME.0, NAME.1 and so on for rows that are
     arrays; for a single wanted array it may have as many columns of any name as the row has
-    numbers, and needs no header. A first line of numbers that differs from the others, such as
-    years, is a header; this is logged.
+    numbers, and needs no header.
 
     Args:
         wanted: the shape and the dtype of a row of each array.
@@ -265,13 +261,10 @@ def _is_header(path: Path, lines: Sequence[Sequence[str]]) -> bool:
         return bool(texts)
     if not _rises(lines[0]) or np.mean([_rises(line) for line in lines[1:]]) >= 0.5:
         return False
-    found = f"{path}:1: {', '.join(cells[:2])} ... {cells[-1]}"
-    if len(cells) < CLEAR:
-        raise DataError(
-            f"{found} may be a row, or the names of the columns: --header no, or --header yes"
-        )
-    _log.warning("%s are the names of the columns; if they are a row: --header no", found)
-    return True
+    raise DataError(
+        f"{path}:1: {', '.join(cells[:2])} ... {cells[-1]} may be a row, or the names of the "
+        f"columns, such as years: --header no, or --header yes"
+    )
 
 
 def _rises(line: Sequence[str]) -> bool:
