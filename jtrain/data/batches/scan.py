@@ -38,24 +38,27 @@ def check_labels(source: Source, classes: int, *, name: str = "label") -> None:
                 f"Labels should be in `{name}`, and a row has {', '.join(sorted(rows))}. "
                 f"Set name={next(iter(rows))!r}, or name the array {name!r}."
             )
-        labels = rows[name]
-        if labels.dtype.kind not in "iu":
-            raise DataError(
-                f"`{name}` should hold whole numbers in 0 .. {classes - 1} and holds "
-                f"{labels.dtype}. Convert it: {name}.astype('int32')."
-            )
-        wrong = (labels < 0) | (labels >= classes)
-        if not wrong.any():
-            continue
-        row = int(np.argwhere(wrong)[0][0])
-        value = int(labels[wrong][0])
-        advice = f"Set classes={value + 1}" if value >= 0 else "Labels count from 0: fix the row"
-        if value == classes:
-            advice += f", or {name} - 1 if your labels count from 1"
+        check_classes(rows[name], classes, name, first)
+
+
+def check_classes(labels: np.ndarray, classes: int, name: str, first: int) -> None:
+    """Raise DataError unless labels of rows from `first` on are whole numbers below `classes`."""
+    if labels.dtype.kind not in "iu":
         raise DataError(
-            f"{classes} classes were configured, 0 .. {classes - 1}; row {first + row} of `{name}` "
-            f"is {value}. {advice}."
+            f"`{name}` should hold whole numbers in 0 .. {classes - 1} and holds "
+            f"{labels.dtype}. Convert it: {name}.astype('int32')."
         )
+    wrong = (labels < 0) | (labels >= classes)
+    if not wrong.any():
+        return
+    row, value = first + int(np.argwhere(wrong)[0][0]), int(labels[wrong][0])
+    advice = f"Set classes={value + 1}" if value >= 0 else "Labels count from 0: fix the row"
+    if value == classes:
+        advice += f", or {name} - 1 if your labels count from 1"
+    raise DataError(
+        f"{classes} classes were configured, 0 .. {classes - 1}; row {row} of `{name}` is {value}. "
+        f"{advice}."
+    )
 
 
 def _blocks(source: Source) -> Iterator[tuple[int, dict[str, np.ndarray]]]:

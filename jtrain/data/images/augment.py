@@ -8,6 +8,7 @@ from pydantic import Field
 
 from jtrain.config.configclass import configclass
 from jtrain.data.batches.fingerprint import fingerprint
+from jtrain.data.batches.scan import check_classes
 from jtrain.data.batches.shuffle import ATTEMPTS, beta, integers, uniform
 from jtrain.data.images.transforms import (
     WindowDraws,
@@ -183,27 +184,12 @@ class Augmented:
                 f"{image.shape[1]} x {image.shape[2]} have. "
                 f"Set augment.crop={max(min(image.shape[1:3]) // 8, 1)}."
             )
-        if changes.mixup or changes.cutmix:
-            self._check_labels(rows)
-
-    def _check_labels(self, rows: dict[str, np.ndarray]) -> None:
-        """Raise DataError unless the labels are classes."""
-        if "label" not in rows:
+        if not (changes.mixup or changes.cutmix):
+            return
+        if np.ndim(rows.get("label")) != 1:
             raise DataError(
-                f"Mixing needs a class for each row as `label`, and a row has "
+                f"Mixing needs a class for each row as `label` (b), and a row has "
                 f"{', '.join(sorted(rows))}. Name the classes 'label', or set augment.mixup=0 and "
                 f"augment.cutmix=0."
             )
-        label = rows["label"]
-        if label.ndim != 1 or label.dtype.kind not in "iu":
-            raise DataError(
-                f"Mixing needs a class for each row; `label` holds {label.dtype} of shape "
-                f"{label.shape}. Give whole numbers (b), or set augment.mixup=0 and "
-                f"augment.cutmix=0."
-            )
-        wrong = (label < 0) | (label >= self._classes)
-        if wrong.any():
-            raise DataError(
-                f"Mixing was configured with classes 0 .. {self._classes - 1}, and a row has class "
-                f"{label[wrong][0]}. Set classes={max(int(label.max()) + 1, 1)}, or fix the row."
-            )
+        check_classes(rows["label"], self._classes, "label", 0)

@@ -142,14 +142,10 @@ def _header(path: Path, stream: io.BufferedIOBase) -> tuple[np.dtype, tuple[int,
 
 def _check_size(path: Path, shape: tuple[int, ...], size: int, found: int) -> None:
     """Raise DataError unless `found`, the bytes behind the header, are those of the array."""
-    begin, numbers = 4 + 4 * len(shape), _by(shape)
-    if found < size:
+    begin = 4 + 4 * len(shape)
+    if found != size:
+        how = f"ends at byte {begin + found}" if found < size else "continues behind it"
         raise DataError(
-            f"{path} should hold {numbers} numbers up to byte {begin + size} and ends at byte "
-            f"{begin + found}. It was cut off: get it again."
-        )
-    if found > size:
-        raise DataError(
-            f"{path} should hold {numbers} numbers up to byte {begin + size} and continues "
-            f"behind it. It is another file, or two in one: get it again."
+            f"{path} should hold {_by(shape)} numbers up to byte {begin + size} and {how}. It was "
+            f"cut off, or is another file: get it again."
         )

@@ -17,7 +17,7 @@ from jtrain.data.sources.parquet import iterate_rows
 from jtrain.data.sources.source import Source
 from jtrain.data.text.documents import read_pieces, read_text
 from jtrain.data.text.lines import InterleavedStream, Lines, make_line_rows
-from jtrain.data.text.token_files import TokenFiles, TokenRange
+from jtrain.data.text.token_files import TokenFiles
 from jtrain.data.text.token_rows import Packed, Windows
 from jtrain.data.text.tokenizer_file import read_tokenizer
 from jtrain.data.text.tokenizers import (
@@ -72,14 +72,8 @@ class Text:
     def build(self) -> Corpus:
         """Read the text and split it in two."""
         text = read_text(self.path)
-        held_out = round(len(text) * self.validation)
-        if held_out <= self.context:
-            raise DataError(
-                f"context {self.context} does not fit validation {self.validation} of {self.path}, "
-                f"which is {held_out} of its {len(text)} characters. Set "
-                f"context={max(held_out - 1, 1)} or less, or give more text."
-            )
-        return build_corpus(text[:-held_out], text[-held_out:], context=self.context)
+        cut = len(text) - round(len(text) * self.validation)
+        return build_corpus(text[:cut], text[cut:], context=self.context)
 
 
 @configclass
@@ -106,20 +100,9 @@ class Tokens:
         if self.pack:
             packed = [Packed(part, context=context) for part in (train, validation)]
             return Corpus(packed[0], packed[1], files.tokenizer)
-        for part in (train, validation):
-            self._check_length(part)
         windows = Windows(train, context=context)
         each_once = Windows(validation, context=context, stride=context)
         return Corpus(windows, each_once, files.tokenizer)
-
-    def _check_length(self, part: TokenRange) -> None:
-        longest = len(part) - 1
-        if longest < self.context:
-            advice = f"data.context={longest} or less" if longest > 0 else "data.validation=0.5"
-            raise DataError(
-                f"context {self.context} does not fit validation {self.validation} of {self.path}: "
-                f"a part of it has {len(part)} tokens. Set {advice}, or prepare more text."
-            )
 
 
 class MixedCorpus(NamedTuple):

@@ -36,13 +36,13 @@ class Windows:
             )
         if longest < 1:
             raise DataError(
-                f"Windows of context {context} were requested from {len(tokens)} tokens. "
-                f"A text has at least 2 tokens: give another file."
+                f"Windows of context {context} were requested from {len(tokens)} tokens, and a "
+                f"text, for training or validation, has at least 2: give a longer one."
             )
         if not 1 <= context <= longest:
             raise DataError(
                 f"context {context} does not fit {len(tokens)} tokens, where the longest is "
-                f"{longest}. Set context={min(max(context, 1), longest)} or give a longer text."
+                f"{longest}. Set context={min(max(context, 1), longest)}, or give more text."
             )
         if not 1 <= stride <= context:
             raise DataError(
