@@ -8,11 +8,10 @@ Configs import pydantic and are in modules of their own:
 """
 
 from jtrain.data.batches.by_step import InOrder, Shuffled
-from jtrain.data.batches.loader_batches import LoaderBatches
 from jtrain.data.batches.mixed import MixedBatches
 from jtrain.data.batches.prefetch import ReadAhead
 from jtrain.data.batches.scan import check_finite, check_labels
-from jtrain.data.batches.stream import ShardedStream, Stream, Streamed
+from jtrain.data.batches.stream import LoaderBatches, ShardedStream, Stream, Streamed
 from jtrain.data.images.image_dataset import ImageDataset, read_idx, read_labelled
 from jtrain.data.sources.arrays import Arrays, Interleaved, Subset, hold_out
 from jtrain.data.sources.files import find_set

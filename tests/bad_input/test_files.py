@@ -19,8 +19,8 @@ from jtrain.checkpoint.weights_source import open_source
 from jtrain.data.images.decode import ImageSize, decode_image
 from jtrain.data.images.image_dataset import read_idx
 from jtrain.data.sources.parquet import ParquetRows, iterate_rows
-from jtrain.data.sources.read_rows import SUFFIXES, read_rows
 from jtrain.data.sources.records import TFRecords
+from jtrain.data.sources.row_files import SUFFIXES, read_rows
 from jtrain.data.text.chat_template import read_template
 from jtrain.data.text.documents import read_text
 from jtrain.data.text.prepare import prepare

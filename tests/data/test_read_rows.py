@@ -12,8 +12,7 @@ import pytest
 from jtrain.data import GrainRows, Shuffled
 from jtrain.data.sources.foreign import HuggingFace
 from jtrain.data.sources.parquet import ParquetRows
-from jtrain.data.sources.read_rows import SUFFIXES, check_rows, read_rows
-from jtrain.data.sources.write_rows import encode_rows
+from jtrain.data.sources.row_files import SUFFIXES, check_rows, encode_rows, read_rows
 from jtrain.errors import DataError
 
 ROW = lambda dtype, *shape: SimpleNamespace(shape=shape, dtype=np.dtype(dtype))

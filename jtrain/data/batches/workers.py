@@ -6,10 +6,10 @@ from typing import Any, Literal, TypeAlias
 from pydantic import Field
 
 from jtrain.config.configclass import configclass
-from jtrain.data.batches.loader_batches import LoaderBatches
 from jtrain.data.batches.prefetch import ThreadWorkers
 from jtrain.data.batches.process_workers import ProcessWorkers
 from jtrain.data.batches.step_batches import ResumableBatches
+from jtrain.data.batches.stream import LoaderBatches
 from jtrain.errors import DataError
 
 Get: TypeAlias = Callable[[int], Mapping[str, Any]]

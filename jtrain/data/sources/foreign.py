@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jtrain.data.batches.loader_batches import LoaderBatches
+from jtrain.data.batches.stream import LoaderBatches
 from jtrain.data.sources.source import import_optional
 from jtrain.errors import DataError
 
