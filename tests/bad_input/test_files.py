@@ -206,10 +206,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "an image": ("a.png", lambda path: decode_image(path, ImageSize(height=8, width=8))),
     "a chat template": ("a.jinja", lambda path: read_template(str(path))),
     "a tokenizer's config": ("tokenizer_config.json", lambda path: read_template(str(path))),
-    "conversations": (
-        "a.jsonl",
-        lambda path: list(iterate_rows(str(path), [], noun="row", form="a row")),
-    ),
+    "conversations": ("a.jsonl", lambda path: list(iterate_rows(str(path), [], noun="row"))),
     "a table": ("a.parquet", lambda path: ParquetRows(path)),
     "a model of GGUF": ("a.gguf", read_gguf),
     **{f"rows of {s}": (f"a{s}", lambda path: read_rows(path, WANTED)) for s in SUFFIXES},

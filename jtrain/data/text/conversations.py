@@ -365,6 +365,5 @@ def read_conversations(path: str | list[str], field: str) -> Iterator[Conversati
     Raises:
         DataError: if one has another form.
     """
-    form = "a list of messages, each with a `role` and a `content`"
-    for where, row in iterate_rows(path, noun="conversation", form=form):
+    for where, row in iterate_rows(path, noun="conversation"):
         yield read_conversation(where, row, field)

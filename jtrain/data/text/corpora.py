@@ -244,8 +244,7 @@ class TextPairs:
 
     def _read(self) -> Iterator[_Texts]:
         columns = ["anchor", "positive", *(["negatives"] if self.negatives else [])]
-        form = "an `anchor`, a `positive` and perhaps `negatives`"
-        for where, row in iterate_rows(self.path, columns, noun="row", form=form):
+        for where, row in iterate_rows(self.path, columns, noun="row"):
             yield self._checked(where, row)
 
     def _checked(self, where: str, row: Any) -> _Texts:

@@ -37,7 +37,8 @@ class Windows:
         if longest < 1:
             raise DataError(
                 f"Windows of context {context} were requested from {len(tokens)} tokens, and a "
-                f"text, for training or validation, has at least 2: give a longer one."
+                f"text, for training or validation, has at least 2. Give more text, or hold out "
+                f"another share."
             )
         if not 1 <= context <= longest:
             raise DataError(
