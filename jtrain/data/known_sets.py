@@ -18,6 +18,7 @@ from jtrain.data.sources.files import (
     fetch_folder,
     find_set,
     open_decompressed,
+    plain_or_packed,
     python_package,
 )
 from jtrain.data.text.corpora import Corpus, build_corpus
@@ -203,16 +204,10 @@ class IdxImages:
 
 
 def _find_idx(folder: Path, name: str) -> Path:
-    for path in (folder / name, folder / f"{name}.gz"):
-        if path.is_file():
-            return path
-    if not folder.is_dir():
-        raise DataError(
-            f"There is no folder {folder} (working folder: {Path.cwd()}). Set data.folder= to one "
-            f"that holds {', '.join(FILES)}, plain or .gz."
-        )
-    contents = ", ".join(sorted(path.name for path in folder.iterdir())[:6]) or "nothing"
+    if path := plain_or_packed(folder / name):
+        return path
+    contents = ", ".join(sorted(path.name for path in folder.glob("*"))[:6]) or "nothing"
     raise DataError(
-        f"{folder} lacks {name}, plain or .gz; it holds {contents}. Rename the intended file, or "
-        f"set data.folder= to a folder that has {', '.join(FILES)}."
+        f"{folder} (working folder: {Path.cwd()}) lacks {name}, plain or .gz; it holds {contents}. "
+        f"Rename the intended file, or set data.folder= to a folder that has {', '.join(FILES)}."
     )

@@ -89,11 +89,10 @@ def _integer_weights(weights: Sequence[float | int], names: Sequence[str]) -> li
     integers = [count // math.gcd(*integers) for count in integers]
     if sum(integers) > LONGEST:
         rounded = [max(1, round(1000 * count / sum(integers))) for count in integers]
-        written = ", ".join(f"{name} {weight}" for name, weight in zip(names, weights, strict=True))
         advice = ", ".join(f"{name} {count}" for name, count in zip(names, rounded, strict=True))
         raise DataError(
-            f"The weights {written} are exact only over {sum(integers):,} rows, more than "
-            f"{LONGEST:,}. Round them: {advice}."
+            f"The weights {', '.join(map(str, weights))} are exact only over {sum(integers):,} rows, "
+            f"more than {LONGEST:,}. Round them: {advice}."
         )
     return integers
 

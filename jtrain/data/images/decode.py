@@ -168,12 +168,10 @@ def _mode(size: ImageSize) -> str:
 
 
 def _too_large(path: Path, found: str, size: ImageSize) -> DataError:
-    allowed = size.pixels < MOST_PIXELS
-    advice = f"Set data.pixels={MOST_PIXELS} if the image is genuine, " if allowed else ""
+    advice = f", or set data.pixels={MOST_PIXELS}" if size.pixels < MOST_PIXELS else ""
     return DataError(
         f"{path} should have at most {size.pixels:,} pixels and has {found}; a small file can "
-        f"claim so many to fill the memory. {advice}{'or remove' if advice else 'Remove'} it, or "
-        f"make it smaller beforehand."
+        f"claim so many to fill the memory. Remove it, or make it smaller{advice}."
     )
 
 

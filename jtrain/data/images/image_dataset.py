@@ -44,20 +44,12 @@ def read_labelled(images: Path, labels: Path, *, classes: int) -> Arrays:
             or a label that is not in 0 .. classes-1.
     """
     image, label = read_idx(images), read_idx(labels)
-    if image.ndim != 3 or image.dtype != np.uint8:
+    kinds = image.ndim == 3 and image.dtype == np.uint8 and label.dtype.kind in "iu"
+    if not kinds or label.shape != image.shape[:1] or not len(image):
         raise DataError(
-            f"{images} should hold images of bytes, n x height x width, and holds {image.dtype} "
-            f"of shape {image.shape}. Give the file of images (idx3-ubyte) first, of labels second."
-        )
-    if label.ndim != 1 or label.dtype.kind not in "iu":
-        raise DataError(
-            f"{labels} should hold a label for each image and holds {label.dtype} of shape "
-            f"{label.shape}. Give the file of labels (idx1-ubyte) second."
-        )
-    if len(image) != len(label) or not len(image):
-        raise DataError(
-            f"{images} has {len(image)} images and {labels} {len(label)} labels; each image needs "
-            f"one. Give the two files of one set, with at least a row."
+            f"{images} should hold images of bytes, n x height x width, and {labels} a label of "
+            f"each; they hold {image.dtype} of shape {image.shape}, and {label.dtype} of shape "
+            f"{label.shape}. Give two files of one set, the images (idx3-ubyte) first."
         )
     wrong = np.flatnonzero((label < 0) | (label >= classes))
     if len(wrong):

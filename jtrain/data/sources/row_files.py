@@ -118,10 +118,8 @@ def read_rows(
             f"{', '.join(SUFFIXES)}: convert it to one of them, such as {path.with_suffix('.npz')}."
         )
     try:
-        if path.suffix == ".npz":
-            return _npz(path)
-        if path.suffix == ".npy":
-            return {_only_name(path, wanted): _npy(path)}
+        if path.suffix in (".npz", ".npy"):
+            return _numpy(path, wanted)
         with open_regular(path) as stream:
             encoding = read_content(path, stream.read(HEAD)).encoding
         encoding = "utf-8-sig" if encoding == "utf-8" else "utf-16"
@@ -137,25 +135,21 @@ def read_rows(
         raise DataError(f"{path} is not UTF-8 text: save it as UTF-8, or give a .npz.") from None
 
 
-def _npz(path: Path) -> dict[str, np.ndarray]:
-    try:
-        with open_regular(path) as file, np.load(file, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
-    except _BROKEN as error:
-        raise _read_error(path, error, "np.savez(file, name=array)") from None
-
-
-def _npy(path: Path) -> np.ndarray:
+def _numpy(path: Path, wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
     try:
         with open_regular(path) as file:
-            return np.lib.format.read_array(file, allow_pickle=False)
+            found = np.load(file, allow_pickle=False)
+            if isinstance(found, np.ndarray):
+                return {_only_name(path, wanted): found}
+            return {name: found[name] for name in found.files}
     except _BROKEN as error:
-        raise _read_error(path, error, "np.save(file, array)") from None
-
-
-def _read_error(path: Path, error: Exception, writer: str) -> DataError:
-    why = "it holds Python objects, which may run code" if "Object arrays" in str(error) else error
-    return DataError(f"{path} cannot be read: {why}. Write it by {writer}, with numbers only.")
+        why = (
+            "it holds Python objects, which may run code" if "allow_pickle" in str(error) else error
+        )
+        raise DataError(
+            f"{path} cannot be read: {why}. Write it by np.savez(file, name=array) or "
+            f"np.save(file, array), with numbers only."
+        ) from None
 
 
 def _only_name(path: Path, wanted: Mapping[str, Any]) -> str:
@@ -197,12 +191,10 @@ def _array(where: str, name: str, value: Any, row: Any) -> np.ndarray:
         array = np.asarray(value)
     except ValueError:  # lists of several lengths
         array = np.asarray(None)
-    if array.dtype.kind not in "biuf":
-        raise DataError(f"{where}: {name} is no array of numbers: write {_example({name: row})}")
-    if array.shape != row.shape:
+    if array.dtype.kind not in "biuf" or array.shape != row.shape:
         raise DataError(
-            f"{where}: {name} has shape {list(array.shape)}, and {list(row.shape)} is wanted: "
-            f"write {_example({name: row})}"
+            f"{where}: {name} is {array.dtype} of shape {list(array.shape)}, and numbers of shape "
+            f"{list(row.shape)} are wanted: write {_example({name: row})}"
         )
     return array
 
@@ -286,15 +278,12 @@ def _places(
         places[name] = [] if absent or header is None else [header.index(c) for c in columns]
     if not missing:
         return places
-    if len(wanted) == 1 and (name := next(iter(wanted))):
-        size = math.prod(wanted[name].shape)
-        if size == count:
-            return {name: list(range(count))}
+    if len(wanted) == 1 and [math.prod(row.shape) for row in wanted.values()] == [count]:
+        return dict.fromkeys(wanted, list(range(count)))
     names = f"{missing[0]} ... {missing[-1]}" if len(missing) > 2 else ", ".join(missing)
     found = f"{count} columns without names" if header is None else ", ".join(header[:8])
-    ellipsis = " ..." if header and len(header) > 8 else ""
     raise DataError(
-        f"{path} lacks {names}, and has {found}{ellipsis}: {describe(wanted)} is wanted. Name the "
+        f"{path} lacks {names}, and has {found}: {describe(wanted)} is wanted. Name the "
         f"columns so in the first line."
     )
 

@@ -249,23 +249,17 @@ class TextPairs:
 
     def _checked(self, where: str, row: Any) -> _Texts:
         fields = row if isinstance(row, dict) else {}
-        texts: list[Any] = [fields.get("anchor"), fields.get("positive")]
-        if not all(isinstance(text, str) and text for text in texts):
+        others = fields.get("negatives") or []
+        others = others[: self.negatives] if isinstance(others, list) else []
+        texts: list[Any] = [fields.get("anchor"), fields.get("positive"), *others]
+        if len(others) < self.negatives or not all(isinstance(x, str) and x for x in texts):
             found = ", ".join(fields) or type(row).__name__
             raise DataError(
-                f"{where} needs an `anchor` and a `positive`, both text that is not empty, and has "
-                f'{found}. Write each row as {{"anchor": ..., "positive": ...}}.'
+                f"{where} needs an `anchor`, a `positive` and {self.negatives} `negatives` "
+                f"(data.negatives), all text that is not empty, and has {found}. Write each row as "
+                f'{{"anchor": ..., "positive": ..., "negatives": [...]}}; '
+                f"jtrain.models.embeddings.hard_negatives finds negatives."
             )
-        others = fields.get("negatives") or []
-        few = not isinstance(others, list) or len(others) < self.negatives
-        if few or not all(isinstance(text, str) and text for text in others[: self.negatives]):
-            count = len(others) if isinstance(others, list) else "no list of"
-            raise DataError(
-                f"{where} has {count} `negatives`, and data.negatives={self.negatives} takes so "
-                f"many texts of each row. Set data.negatives=0, or write a list of texts; "
-                f"jtrain.models.embeddings.hard_negatives finds them."
-            )
-        texts += others[: self.negatives]
         if any(map(SURROGATE.search, texts)):
             raise DataError(f"{where} {HALF_PAIR}. Remove the row, or the half.")
         return texts

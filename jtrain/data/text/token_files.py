@@ -203,11 +203,9 @@ class TokenFiles(TokenRange):
         """Map the numbers of one file."""
         path = resolve_inside(self.path, file["name"], DataError, self.path / "header.json")
         wanted = file["count"] * dtype.itemsize
-        found = path.stat().st_size if path.is_file() else None
-        if found is None:
-            raise DataError(f"{path} should hold {wanted} bytes and does not exist. {self._advice}")
+        found = path.stat().st_size if path.is_file() else 0
         if found != wanted:
-            problem = "was cut" if found < wanted else "has other data behind that"
+            problem = "is missing or was cut" if found < wanted else "has other data behind that"
             raise DataError(
                 f"{path} should end at byte {wanted} and ends at {found}: it {problem}. "
                 f"{self._advice}"
