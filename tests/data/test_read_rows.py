@@ -58,7 +58,7 @@ def test_columns_are_found_by_name_or_are_all_columns(text: str):
         ("rows.csv", "a,b,c\n1,2,3\n", ONE, r"lacks x\.0, x\.1, and has a, b, c: x float32"),
         ("rows.csv", "x.0,x.1\n1,2,3\n", ONE, r"rows\.csv:2: 3 values, and the first line has 2"),
         ("rows.csv", "x.0,x.1,x.0\n1,2,3\n", ONE, r"rows\.csv:1: two columns are named x\.0: give"),
-        ("rows.jsonl", '{"x": [1]}\n', ONE, r"x is int64 of shape \[1\], and numbers of shape \[2\]"),
+        ("rows.jsonl", '{"x": [1]}\n', ONE, r"x is int64 of shape \[1\], and numbers of"),
     ],
 )  # fmt: skip
 def test_errors_in_a_file_are_reported(file: str, content, wanted, words: str):

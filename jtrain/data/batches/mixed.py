@@ -91,8 +91,8 @@ def _integer_weights(weights: Sequence[float | int], names: Sequence[str]) -> li
         rounded = [max(1, round(1000 * count / sum(integers))) for count in integers]
         advice = ", ".join(f"{name} {count}" for name, count in zip(names, rounded, strict=True))
         raise DataError(
-            f"The weights {', '.join(map(str, weights))} are exact only over {sum(integers):,} rows, "
-            f"more than {LONGEST:,}. Round them: {advice}."
+            f"The weights {', '.join(map(str, weights))} are exact only over {sum(integers):,} "
+            f"rows, more than {LONGEST:,}. Round them: {advice}."
         )
     return integers
 

@@ -143,12 +143,10 @@ def _numpy(path: Path, wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
                 return {_only_name(path, wanted): found}
             return {name: found[name] for name in found.files}
     except _BROKEN as error:
-        why = (
-            "it holds Python objects, which may run code" if "allow_pickle" in str(error) else error
-        )
+        why = "it holds Python objects, which may run code, or is another file"
         raise DataError(
-            f"{path} cannot be read: {why}. Write it by np.savez(file, name=array) or "
-            f"np.save(file, array), with numbers only."
+            f"{path} cannot be read: {why if 'pickle' in str(error) else error}. Write it by "
+            f"np.savez(file, name=array) or np.save(file, array), with numbers only."
         ) from None
 
 
@@ -279,7 +277,7 @@ def _places(
     if not missing:
         return places
     if len(wanted) == 1 and [math.prod(row.shape) for row in wanted.values()] == [count]:
-        return dict.fromkeys(wanted, list(range(count)))
+        return {name: list(range(count)) for name in wanted}
     names = f"{missing[0]} ... {missing[-1]}" if len(missing) > 2 else ", ".join(missing)
     found = f"{count} columns without names" if header is None else ", ".join(header[:8])
     raise DataError(
