@@ -58,10 +58,6 @@ class CachedRows:
             self._digests[indices[missing]] = found
         return rows
 
-    def fingerprint(self) -> str:
-        """Return the fingerprint of the source."""
-        return fingerprint(self.source)
-
 
 class MemoryCache(CachedRows):
     """Rows cached in the memory of this process; each process caches the rows that it reads.

@@ -1,11 +1,10 @@
 """Checks of data: finite values and labels in range, before training and in a run's batches."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from jtrain.data.batches.step_batches import StepBatches
 from jtrain.data.sources.source import Source
 from jtrain.errors import DataError
 
@@ -64,26 +63,6 @@ def check_classes(labels: np.ndarray, classes: int, name: str, first: int) -> No
 def _blocks(source: Source) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
     for first in range(0, len(source), BLOCK):
         yield first, source[np.arange(first, min(first + BLOCK, len(source)))]
-
-
-def describe_nonfinite(
-    batches: StepBatches, steps: range, rows_of: Callable[[int], Sequence[int]] | None = None
-) -> str:
-    """Describe the first value that is not finite in the batches of these steps, if any.
-
-    Steps count from 1 here, as in the log of a run: step 1 takes batch 0.
-
-    Args:
-        rows_of: returns the rows of the data set that a step takes; empty if unknown.
-    """
-    for step in steps:
-        batch = batches[step - 1]
-        if found := find_nonfinite(batch):
-            rows = rows_of(step) if rows_of else ()
-            origin = f" (row {rows[found.row]} of the data set)" if rows else ""
-            place = f"row {found.row} of `{found.array}`"
-            return f"In the batch of step {step}, {place} has {found}{origin}."
-    return f"In the batches of steps {steps[0]} to {steps[-1]} every value is finite."
 
 
 class NonfiniteValue(NamedTuple):

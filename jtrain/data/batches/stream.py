@@ -186,27 +186,6 @@ def shard_files(
     return FileShard(own, True, summary)
 
 
-def add_readers(status: Mapping[str, Any], step: int, count: int) -> list[list[int]]:
-    """Return `readers` of run.json when `count` processes resume after a step.
-
-    One pair for each start: a step, and the number of processes that read the steps after it.
-
-    Args:
-        status: the current content of run.json.
-    """
-    return [pair for pair in status.get("readers", []) if pair[0] < step] + [[step, count]]
-
-
-def count_readers(status: Mapping[str, Any], steps: Iterable[int]) -> dict[int, int]:
-    """Return the number of processes that read each step's batch, where run.json has it."""
-    starts = status.get("readers", [])
-    return {
-        step: next(count for after, count in reversed(starts) if after < step)
-        for step in steps
-        if starts and starts[0][0] < step
-    }
-
-
 class ShardedStream(ShardedBatches):
     """`batches[step]`: `size` rows of streams over `files`, sharded by `policy`.
 
@@ -266,10 +245,10 @@ class ShardedStream(ShardedBatches):
         current = self._shard.count if self._own else 0
         if saved != current:
             raise DataError(
-                f"The run saved its place in {_streams(saved)}, and would resume with "
-                f"{_streams(current)} ({self.summary}). Resume with {saved or 'any number of'} "
-                f"processes and sharing={'file' if saved else 'data'}; or start a new run with "
-                f"sharing=data, which resumes with any number."
+                f"The run saved its place in {saved or 'shared'} streams, and would resume with "
+                f"{current or 'shared'} ones ({self.summary}). Resume with "
+                f"{saved or 'any number of'} processes and sharing={'file' if saved else 'data'}; "
+                f"or start a new run with sharing=data, which resumes with any number."
             )
         self._batches.restore(state["shares"][f"{self._shard.index}"] if saved else state)
 
@@ -283,10 +262,6 @@ class ShardedStream(ShardedBatches):
         open_ = lambda: self._open_files(files.files)
         batches = Streamed(open_, self._row, size=size, every=self._every)
         self._batches = batches if self._own else batches.shard(index, count)
-
-
-def _streams(count: int) -> str:
-    return f"{count} streams, one a process" if count else "one stream for all"
 
 
 class LoaderBatches(ShardedBatches):

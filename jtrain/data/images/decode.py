@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jtrain.data.images.transforms import WindowDraws
+from jtrain.data.images.augment import WindowDraws
 from jtrain.data.sources.source import import_optional
 from jtrain.errors import DataError, UnreachableError
 from jtrain.io.disk_errors import attempt

@@ -13,9 +13,9 @@ from pydantic import Field
 from jtrain.config.configclass import WrittenPath, configclass
 from jtrain.data.batches.fingerprint import FILE_BLOCK, fingerprint_arrays
 from jtrain.data.batches.row_cache import cache_rows
+from jtrain.data.images.augment import WindowDraws
 from jtrain.data.images.decode import MOST_PIXELS, PIXELS, ImageSize, decode_image, decode_window
 from jtrain.data.images.image_dataset import ImageDataset
-from jtrain.data.images.transforms import WindowDraws
 from jtrain.data.sources.arrays import Arrays, hold_out
 from jtrain.data.sources.records import Damaged
 from jtrain.data.sources.source import Source
@@ -237,11 +237,6 @@ def find_images(
         DataError: no such folder, no class, a class without an image or not among `classes`, or a
             folder that cannot be read.
     """
-    if not root.is_dir():
-        raise DataError(
-            f"There is no folder {root} (working folder: {Path.cwd()}). Set data.folder= to one "
-            "that has a folder for each class, with its images."
-        )
     names = [entry.name for entry in _entries(root) if entry.is_dir()]
     if not names:
         contents = ", ".join(entry.name for entry in _entries(root)[:5]) or "nothing"
@@ -286,7 +281,8 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
             visible = [entry for entry in entries if not entry.name.startswith(".")]
     except OSError as error:
         raise DataError(
-            f"{folder} cannot be listed ({error.strerror}). Make it readable (chmod u+rx)."
+            f"{folder} cannot be listed ({error.strerror}; working folder: {Path.cwd()}). Make it "
+            f"readable (chmod u+rx), or set data.folder= to one that has a folder for each class."
         ) from error
     return sorted(visible, key=lambda entry: entry.name)
 

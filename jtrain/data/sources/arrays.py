@@ -213,14 +213,14 @@ def read_interleaved(
         DataError: if their rows have other arrays.
     """
     batch: dict[str, np.ndarray] = {}
-    names = list(sources)
+    names, first = list(sources), None
     for number in np.flatnonzero(np.bincount(source_of)).tolist():
         chosen = np.flatnonzero(source_of == number)
         found = sources[names[number]][rows[chosen]]
         if not batch:
-            layout, first = _layout(found), names[number]
+            first = names[number]
             batch = {n: np.empty((len(rows), *x.shape[1:]), x.dtype) for n, x in found.items()}
-        elif _layout(found) != layout:
+        elif _layout(found) != _layout(batch):
             one, other = (
                 ", ".join(f"{n} {x.dtype}{list(x.shape[1:])}" for n, x in each.items())
                 for each in (batch, found)

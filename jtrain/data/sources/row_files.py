@@ -112,11 +112,7 @@ def read_rows(
     Raises:
         DataError: if the file does not exist, is of another kind, or holds no such rows.
     """
-    if path.suffix not in SUFFIXES:
-        raise DataError(
-            f"{path} ends with {path.suffix or 'nothing'}, and rows are read from "
-            f"{', '.join(SUFFIXES)}: convert it to one of them, such as {path.with_suffix('.npz')}."
-        )
+    check_kind(path, "read from")
     try:
         if path.suffix in (".npz", ".npy"):
             return _numpy(path, wanted)
@@ -316,12 +312,12 @@ def _stack(path: Path, rows: Mapping[str, Sequence[np.ndarray]]) -> dict[str, np
     return {name: np.stack(arrays) for name, arrays in rows.items()}
 
 
-def check_kind(path: Path) -> None:
-    """Raise DataError unless rows can be written to a file of this name."""
+def check_kind(path: Path, verb: str = "written to") -> None:
+    """Raise DataError unless a file of this name can have rows."""
     if path.suffix not in SUFFIXES:
         raise DataError(
-            f"{path} ends with {path.suffix or 'nothing'}, and rows are written to "
-            f"{', '.join(SUFFIXES)}: write {path.with_suffix('.npz')}"
+            f"{path} ends with {path.suffix or 'nothing'}, and rows are {verb} "
+            f"{', '.join(SUFFIXES)}: give one of these, such as {path.with_suffix('.npz')}"
         )
 
 

@@ -302,7 +302,7 @@ def _generation_tag(marks: Sequence[str]) -> type:
     from jinja2 import ext, nodes
 
     class Generation(ext.Extension):
-        tags: ClassVar = {"generation"}
+        tags: ClassVar = {"generation"}  # pyright: ignore[reportIncompatibleVariableOverride]
 
         def parse(self, parser: Any) -> list[Any]:
             line = next(parser.stream).lineno

@@ -226,19 +226,13 @@ class TextPairs:
 
     def _marks(self, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers of the marks before and after a text."""
-        if len(self.marks) not in (0, 2):
-            raise DataError(
-                f"data.marks={list(self.marks)} are {len(self.marks)} marks: one before and one "
-                f'after a text are needed. Set data.marks=\'["[CLS]", "[SEP]"]\', or data.marks=[].'
-            )
         numbers = [tokenizer.encode(mark, special=True) for mark in self.marks]
-        for mark, found in zip(self.marks, numbers, strict=True):
-            if len(found) != 1:
-                raise DataError(
-                    f"data.marks has {mark!r}, which the tokenizer {self.tokenizer or 'of bytes'} "
-                    f"reads as {len(found)} tokens: it is no special token there. Set "
-                    f"data.marks=[], or special tokens of this tokenizer."
-                )
+        if [len(found) for found in numbers] not in ([], [1, 1]):
+            raise DataError(
+                f"data.marks={list(self.marks)} should be two special tokens of the tokenizer "
+                f"{self.tokenizer or 'of bytes'}, before and after a text, and they are not. Set "
+                f'data.marks=\'["[CLS]", "[SEP]"]\', or data.marks=[].'
+            )
         empty = np.zeros(0, np.int64)
         return (numbers[0], numbers[1]) if numbers else (empty, empty)
 
