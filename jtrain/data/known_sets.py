@@ -26,19 +26,6 @@ from jtrain.data.text.documents import read_text
 from jtrain.errors import DataError
 from jtrain.io.object_store import is_address
 
-CLASSES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
-
 
 @configclass
 class FashionMnist:
@@ -59,7 +46,7 @@ class FashionMnist:
         """
         package = debian_package("dataset-fashion-mnist", "/usr/share/datasets/fashion-mnist")
         paths = find_set("fashion-mnist", FILES, package)
-        return read_dataset(paths, classes=len(CLASSES), validation=self.validation)
+        return read_dataset(paths, classes=10, validation=self.validation)
 
 
 DIGITS = "digits.csv"

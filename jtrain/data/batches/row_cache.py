@@ -142,21 +142,17 @@ class DiskCache(CachedRows):
         partial = self.folder / f".making-{uuid.uuid4().hex}"
         partial.mkdir()  # mkdtemp would make it 0700 whatever the umask is
         try:
-            for name, array in example.items():
-                _allocate(partial / name, rows * array[0].nbytes)
-            _allocate(partial / "digests", rows * DIGEST.itemsize)
+            sizes = {name: rows * array[0].nbytes for name, array in example.items()}
+            for name, size in {**sizes, "digests": rows * DIGEST.itemsize}.items():
+                with (partial / name).open("wb") as file:
+                    if size:
+                        os.posix_fallocate(file.fileno(), 0, size)
             (partial / "source.txt").write_text(f"{version}\n", encoding="utf-8")
             partial.rename(self.path)
         except OSError:
             shutil.rmtree(partial, ignore_errors=True)
             if not self.path.is_dir():  # else another process created it first
                 raise
-
-
-def _allocate(path: Path, size: int) -> None:
-    with path.open("wb") as file:
-        if size:
-            os.posix_fallocate(file.fileno(), 0, size)
 
 
 def _digests(rows: Mapping[str, np.ndarray]) -> np.ndarray:  # uint64, b; never 0

@@ -65,11 +65,11 @@ class ImageFolder:
             DataError: a folder without classes, a class without images, or a cache for which there
                 is no room.
         """
-        root = Path(self.folder)
+        root, shape = Path(self.folder), (self.height, self.width, self.channels)
         if not (root / "train").is_dir():
             rows, classes = self._rows(root, (), self.validation)
             train, held_out = hold_out(rows, self.validation)
-            return self._dataset(train, held_out, held_out, classes)
+            return ImageDataset(train, held_out, held_out, shape, len(classes))
         train, classes = self._rows(root / "train", ())
         parts = [
             next((root / name for name in names if (root / name).is_dir()), None)
@@ -84,7 +84,7 @@ class ImageFolder:
             )
         chosen = (folder or other for folder, other in (parts, parts[::-1]))
         held_out, test = (read[folder] for folder in chosen if folder)
-        return self._dataset(train, held_out, test, classes)
+        return ImageDataset(train, held_out, test, shape, len(classes))
 
     def _rows(
         self, root: Path, classes: tuple[str, ...], validation: float = 0.0
@@ -103,12 +103,6 @@ class ImageFolder:
             held_out[hold_out(Arrays(label=label), validation)[1].indices] = True
         files = ImageFiles(root, paths, label, size=size, damaged=self.damaged, held_out=held_out)
         return cache_rows(files, self.cache), classes
-
-    def _dataset(
-        self, train: Source, validation: Source, test: Source, classes: tuple[str, ...]
-    ) -> ImageDataset:
-        shape = self.height, self.width, self.channels
-        return ImageDataset(train, validation, test, shape, len(classes))
 
 
 SAMPLED = 256  # files whose bytes are part of the fingerprint

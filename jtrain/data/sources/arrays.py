@@ -25,8 +25,6 @@ class Arrays:
             raise DataError(
                 "Arrays() was given no arrays. Name them: Arrays(image=..., label=...)."
             )
-        for name, array in self.arrays.items():
-            _check_array(name, array)
         lengths = {name: len(array) for name, array in self.arrays.items()}
         if len(set(lengths.values())) > 1:
             found = ", ".join(f"{name} {length}" for name, length in lengths.items())
@@ -48,23 +46,19 @@ class Arrays:
 
 
 def _as_array(name: str, values: Any) -> np.ndarray:
-    """Return values as an array; raise DataError if some have no value, or rows no common shape."""
+    """Return values as an array; raise DataError if they cannot be rows of a data set."""
     if np.ma.is_masked(values):
         raise DataError(
             f"`{name}` is a masked array, and the numbers below its mask would count. Fill them, "
             f"{name}.filled(0), and give the mask as an array of its own: real=~{name}.mask."
         )
     try:
-        return np.asarray(values)
+        array = np.asarray(values)
     except ValueError as error:
         raise DataError(
             f"The rows of `{name}` have no common shape ({error}). Pad them to the longest row, "
             f"and give each row's length as an array of its own."
         ) from error
-
-
-def _check_array(name: str, array: np.ndarray) -> None:
-    """Raise DataError if `array` cannot be rows of a data set."""
     if array.ndim == 0:
         raise DataError(
             f"`{name}` is the single value {array}, and a data set needs rows. "
@@ -73,6 +67,7 @@ def _check_array(name: str, array: np.ndarray) -> None:
     to_native(name, array[:0] if array.dtype.kind in "biufc" else array)
     if len(array) == 0:
         raise DataError(f"`{name}` has no rows. Give at least one; its shape is {array.shape}.")
+    return array
 
 
 Row = TypeVar("Row")

@@ -136,9 +136,9 @@ class GrainRows:
         element = self.dataset[index]
         if isinstance(element, dict):
             return element
-        if isinstance(element, tuple) and len(element) == len(self.names):
-            return dict(zip(self.names, element, strict=True))
         if isinstance(element, tuple):
+            if len(element) == len(self.names):
+                return dict(zip(self.names, element, strict=True))
             given = ", ".join(f'"{name}"' for name in ("image", "label")[: len(element)])
             raise DataError(
                 f"Element {index} is a tuple of {len(element)} and names has {len(self.names)}: "

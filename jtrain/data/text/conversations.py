@@ -311,11 +311,6 @@ class Chat:
             encode(tokenizer, template, *one, optional=self.ignore)
             for one in read_conversations(self.path, self.field)
         ]
-        if not found:
-            raise DataError(
-                f"{self.path} has no conversation. Give files with one a line or a row: "
-                f"data.path=FILES."
-            )
         fit = self._truncated(found)
         parts = hold_out_last(fit, self.validation, where=self.path, noun="conversation")
         train, validation = (ChatRows(part, context=self.context) for part in parts)

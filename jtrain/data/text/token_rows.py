@@ -34,16 +34,11 @@ class Windows:
                 f"Windows need one row of whole numbers; these tokens are {tokens.dtype} of shape "
                 f"{tokens.shape}. Flatten them: tokens.ravel().astype('uint16')."
             )
-        if longest < 1:
-            raise DataError(
-                f"Windows of context {context} were requested from {len(tokens)} tokens, and a "
-                f"text, for training or validation, has at least 2. Give more text, or hold out "
-                f"another share."
-            )
         if not 1 <= context <= longest:
+            fitting = f"Set context={min(max(context, 1), longest)}, or give" * (longest > 0)
             raise DataError(
                 f"context {context} does not fit {len(tokens)} tokens, where the longest is "
-                f"{longest}. Set context={min(max(context, 1), longest)}, or give more text."
+                f"{max(longest, 0)}. {fitting or 'Give'} more text, or hold out another share."
             )
         if not 1 <= stride <= context:
             raise DataError(
