@@ -162,12 +162,11 @@ class Interleaved:
     """
 
     def __init__(self, sources: Sequence[Source]):
-        self.parts = list(sources)
-        self._sources = dict(enumerate(self.parts))
-        lengths = np.array([len(part) for part in self.parts], np.int64)
+        self._sources = dict(enumerate(sources))
+        lengths = np.array([len(source) for source in sources], np.int64)
         if not lengths.sum():
             raise DataError(
-                f"{len(self.parts)} sources should be read in turn, and none has a row. Give at "
+                f"{len(sources)} sources should be read in turn, and none has a row. Give at "
                 f"least one with rows."
             )
         # A phase is a range of rounds in which the same sources, `_active`, still have rows.
@@ -186,7 +185,7 @@ class Interleaved:
 
     def fingerprint(self) -> str:
         """Return the fingerprints of all sources; empty if one has none."""
-        return fingerprint_turns(self.parts)
+        return fingerprint_turns(list(self._sources.values()))
 
     def _places(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # each int64, b
         """Return the source of each row, and its row in that source."""

@@ -49,10 +49,10 @@ def _files(path: str) -> list[Path]:
     if matches := sorted(Path(match) for match in glob.glob(path, recursive=True)):
         if files := [match for match in matches if match.is_file()]:
             return files
-        if all(match.is_dir() for match in matches):
-            raise DataError(f"{path} is a folder. Name its files: path={path.rstrip('/')}/*.")
-        kind = file_kind(matches[0].lstat().st_mode)
-        raise DataError(f"{path} is {kind}, and data is read from files: set path= to a file.")
+        raise DataError(
+            f"{path} is {file_kind(matches[0].lstat().st_mode)}, and data is read from files: set "
+            f"path= to a file, or to those of a folder: path={path.rstrip('/')}/*"
+        )
     base = "" if Path(path).is_absolute() else f" in {Path.cwd()}"
     raise DataError(f"{path}: no such file{base}. {_advice(Path(path))}")
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from jtrain.config.configclass import configclass
 from jtrain.data.batches.by_step import InOrder, Shuffled
@@ -131,20 +131,12 @@ class MixturePart:
     """Its share of the rows, relative to the other weights: 0.7 and 0.3 equal 7 and 3."""
 
 
-def _nonempty(parts: dict[str, MixturePart]) -> dict[str, MixturePart]:
-    if parts:
-        return parts
-    raise ValueError(
-        "must name at least one text, found none; write {NAME: {path: ..., weight: 1}}"
-    )
-
-
 @configclass
 class Mixture:
     """Folders of token files by weight; each folder has a validation set of its own."""
 
     kind: Literal["mixture"] = "mixture"
-    parts: Annotated[dict[str, MixturePart], AfterValidator(_nonempty)]
+    parts: dict[str, MixturePart] = Field(min_length=1)
     """The texts, by names of your choice."""
     context: int = Field(default=64, gt=0)
     """Context length in tokens."""

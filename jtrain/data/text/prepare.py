@@ -264,15 +264,11 @@ def _check_request(out: Path, previous: dict[str, Any], request: dict[str, Any],
     for name, wanted in request.items():
         if previous.get(name) != wanted:
             raise DataError(
-                f"--out {out} {verb} other token files: {name} {_short(previous.get(name))}, and "
-                f"now {name} {_short(wanted)} was requested. Set --out {out}-2, or remove it: "
+                f"--out {out} {verb} other token files: {name} "
+                f"{json.dumps(previous.get(name))[:200]}, and now {name} "
+                f"{json.dumps(wanted)[:200]} was requested. Set --out {out}-2, or remove it: "
                 f"rm -r {out}"
             )
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 200 else f"{text[:200]} ..."
 
 
 class AppendLog:
