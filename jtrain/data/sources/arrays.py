@@ -206,28 +206,23 @@ def read_interleaved(
     Raises:
         DataError: if their rows have other arrays.
     """
-    batch: dict[str, np.ndarray] = {}
-    names, first = list(sources), None
+    batch, names = dict[str, np.ndarray](), list(sources)
     for number in np.flatnonzero(np.bincount(source_of)).tolist():
         chosen = np.flatnonzero(source_of == number)
         found = sources[names[number]][rows[chosen]]
-        if not batch:
-            first = names[number]
-            batch = {n: np.empty((len(rows), *x.shape[1:]), x.dtype) for n, x in found.items()}
-        elif _layout(found) != _layout(batch):
+        batch = batch or {n: np.empty((len(rows), *x.shape[1:]), x.dtype) for n, x in found.items()}
+        if found.keys() != batch.keys() or any(
+            x.dtype != batch[n].dtype or x.shape[1:] != batch[n].shape[1:] for n, x in found.items()
+        ):
             one, other = (
                 ", ".join(f"{n} {x.dtype}{list(x.shape[1:])}" for n, x in each.items())
                 for each in (batch, found)
             )
             raise DataError(
-                f"Rows of a batch need one type and shape, and source {first!r} has {one}, "
-                f"{names[number]!r} {other}. Make them alike: one context for all texts, one size "
-                f"for all images."
+                f"Rows of a batch need one type and shape, and those of source {names[number]!r} "
+                f"have {other} where it was {one} before. Make them alike: one context for all "
+                f"texts, one size for all images."
             )
         for name, array in found.items():
             batch[name][chosen] = array
     return batch
-
-
-def _layout(rows: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    return {name: (x.dtype, x.shape[1:]) for name, x in rows.items()}
