@@ -207,13 +207,19 @@ def read_interleaved(
         DataError: if their rows have other arrays.
     """
     batch, names = dict[str, np.ndarray](), list(sources)
-    for number in np.flatnonzero(np.bincount(source_of)).tolist():
-        chosen = np.flatnonzero(source_of == number)
+    for number, count in enumerate(np.bincount(source_of).tolist()):
+        if not count:
+            continue
+        (chosen,) = (source_of == number).nonzero()
         found = sources[names[number]][rows[chosen]]
         batch = batch or {n: np.empty((len(rows), *x.shape[1:]), x.dtype) for n, x in found.items()}
-        if found.keys() != batch.keys() or any(
-            x.dtype != batch[n].dtype or x.shape[1:] != batch[n].shape[1:] for n, x in found.items()
-        ):
+        odd = found.keys() != batch.keys()
+        for name, array in () if odd else found.items():
+            target = batch[name]
+            odd |= array.dtype != target.dtype or array.shape[1:] != target.shape[1:]
+            if not odd:
+                target[chosen] = array
+        if odd:
             one, other = (
                 ", ".join(f"{n} {x.dtype}{list(x.shape[1:])}" for n, x in each.items())
                 for each in (batch, found)
@@ -223,6 +229,4 @@ def read_interleaved(
                 f"have {other} where it was {one} before. Make them alike: one context for all "
                 f"texts, one size for all images."
             )
-        for name, array in found.items():
-            batch[name][chosen] = array
     return batch
