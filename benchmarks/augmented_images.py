@@ -31,9 +31,8 @@ from pairs import machine, ratio, table, take_turns
 from reading_images import SIZE, write_images
 
 from jtrain.data import Arrays, Shuffled
-from jtrain.data.images.augment import Augment
+from jtrain.data.images.augment import Augment, WindowDraws
 from jtrain.data.images.image_folder import ImageFiles, find_images
-from jtrain.data.images.transforms import WindowDraws
 
 ROWS = 64
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -11,8 +11,7 @@ from jtrain.cli.arguments import Arguments, find_config, parse_step
 from jtrain.cli.output import is_first_process, print_error, redirect_output
 from jtrain.cli.output import print_text as print
 from jtrain.config.resolve import resolve
-from jtrain.data.sources.read_rows import read_rows
-from jtrain.data.sources.write_rows import check_kind, encode_rows
+from jtrain.data.sources.row_files import check_kind, encode_rows, read_rows
 from jtrain.errors import UserError
 
 HEADERS = {"auto": None, "yes": True, "no": False}

@@ -7,7 +7,6 @@ from jtrain.io.lazy_names import lazy_names
 if TYPE_CHECKING:
     from jtrain.data.batches.by_step import InOrder as InOrder
     from jtrain.data.batches.by_step import Shuffled as Shuffled
-    from jtrain.data.batches.loader_batches import LoaderBatches as LoaderBatches
     from jtrain.data.batches.mixed import MixedBatches as MixedBatches
     from jtrain.data.batches.prefetch import ReadAhead as ReadAhead
     from jtrain.data.batches.row_cache import cache_rows as cache_rows
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from jtrain.data.batches.shuffle import permute as permute
     from jtrain.data.batches.step_batches import SkipBatches as SkipBatches
     from jtrain.data.batches.step_batches import StepBatches as StepBatches
+    from jtrain.data.batches.stream import LoaderBatches as LoaderBatches
     from jtrain.data.batches.stream import ShardedStream as ShardedStream
     from jtrain.data.batches.stream import Stream as Stream
     from jtrain.data.batches.stream import Streamed as Streamed

@@ -18,25 +18,13 @@ from jtrain.data.sources.files import (
     fetch_folder,
     find_set,
     open_decompressed,
+    plain_or_packed,
     python_package,
 )
 from jtrain.data.text.corpora import Corpus, build_corpus
 from jtrain.data.text.documents import read_text
 from jtrain.errors import DataError
 from jtrain.io.object_store import is_address
-
-CLASSES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
 
 
 @configclass
@@ -58,10 +46,11 @@ class FashionMnist:
         """
         package = debian_package("dataset-fashion-mnist", "/usr/share/datasets/fashion-mnist")
         paths = find_set("fashion-mnist", FILES, package)
-        return read_dataset(paths, classes=len(CLASSES), validation=self.validation)
+        return read_dataset(paths, classes=10, validation=self.validation)
 
 
 DIGITS = "digits.csv"
+DIGIT = re.compile(r"(\d+(\.\d*)?,){64}\d(\.0*)?")  # a line
 INKS = 16  # a pixel counts the inked pixels in a block of 4 x 4
 
 
@@ -94,31 +83,19 @@ def read_digits(path: Path) -> Arrays:
     line.
 
     Raises:
-        DataError: a line that is not a digit, by line and byte.
+        DataError: a line that is not a digit, by its number.
     """
     with open_decompressed(path) as stream:
         lines = stream.read().decode("ascii", "replace").splitlines()
-    rows = [_parse_line(path, i, line) for i, line in enumerate(lines, 1) if line.strip()]
-    if not rows:
-        raise DataError(f"{path} should hold a digit a line and is empty: get it again.")
-    table = np.array(rows, np.float32)
-    return Arrays(
-        image=table[:, :-1].reshape(-1, 8, 8, 1) / INKS, label=table[:, -1].astype(np.int32)
-    )
-
-
-def _parse_line(path: Path, number: int, line: str) -> list[float]:
-    """Return the 65 numbers of a line."""
-    try:
-        *pixels, label = map(float, line.split(","))
-        if len(pixels) == 64 and all(0 <= x <= INKS for x in pixels) and label in range(10):
-            return [*pixels, label]
-    except ValueError:
-        pass
-    raise DataError(
-        f"{path}:{number} should hold 64 numbers in 0 .. {INKS} and a digit, and has "
-        f"{line[:40]!r}. It is cut off or another file: get it again (pip install scikit-learn)."
-    )
+    for number, line in enumerate(lines, 1):
+        if not DIGIT.fullmatch(line) or max(map(float, line.split(",")[:-1])) > INKS:
+            raise DataError(
+                f"{path}:{number} should hold 64 numbers in 0 .. {INKS} and a digit, and has "
+                f"{line[:40]!r}. It is cut off or another file: pip install scikit-learn"
+            )
+    table = np.array([line.split(",") for line in lines], np.float32).reshape(-1, 65)
+    images, labels = table[:, :-1].reshape(-1, 8, 8, 1), table[:, -1]
+    return Arrays(image=images / INKS, label=labels.astype(np.int32))
 
 
 def read_plays() -> dict[str, str]:
@@ -214,16 +191,10 @@ class IdxImages:
 
 
 def _find_idx(folder: Path, name: str) -> Path:
-    for path in (folder / name, folder / f"{name}.gz"):
-        if path.is_file():
-            return path
-    if not folder.is_dir():
-        raise DataError(
-            f"There is no folder {folder} (working folder: {Path.cwd()}). Set data.folder= to one "
-            f"that holds {', '.join(FILES)}, plain or .gz."
-        )
-    contents = ", ".join(sorted(path.name for path in folder.iterdir())[:6]) or "nothing"
+    if path := plain_or_packed(folder / name):
+        return path
+    contents = ", ".join(sorted(path.name for path in folder.glob("*"))[:6]) or "nothing"
     raise DataError(
-        f"{folder} lacks {name}, plain or .gz; it holds {contents}. Rename the intended file, or "
-        f"set data.folder= to a folder that has {', '.join(FILES)}."
+        f"{folder} (working folder: {Path.cwd()}) lacks {name}, plain or .gz; it holds {contents}. "
+        f"Rename the intended file, or set data.folder= to a folder that has {', '.join(FILES)}."
     )

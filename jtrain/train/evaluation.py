@@ -140,7 +140,7 @@ class SetEvaluations:
         workers = Workers() if is_streamed(rows) else self._workers
         program = self._program(name)
         copied = lambda step: copy_writable(own[step])  # a reader may fill one buffer again
-        read = workers.build_threads(copied, start=0, stop=len(rows))
+        read = workers.build(copied, start=0, stop=len(rows), processes=False)
         try:
             batches = (self._strategy.place(read(i)) for i in range(len(rows)))
             found = evaluate(program, weights, reading(batches))

@@ -18,7 +18,7 @@ from jtrain.core.precision.cast import cast_params
 from jtrain.core.pytree import at_least_f32, num_elements
 from jtrain.core.types import Batch, Extra, Params
 from jtrain.data import Arrays, InOrder
-from jtrain.data.sources.read_rows import check_rows
+from jtrain.data.sources.row_files import check_rows
 from jtrain.errors import ConfigError, DataError
 from jtrain.errors.plain_numbers import plain_numbers
 from jtrain.finetune.adapter_file import write_adapter

@@ -64,7 +64,7 @@ def find_resume_point(
     about = {} if start is None else checkpoints.about(start)
     windows = merge_windows(map(_window, [*asked, *found["windows"], *about.get("without", [])]))
     batches = program.batches(schedule, windows)
-    batches.stacked.restore(about.get("batches", {}))
+    batches.train.restore(about.get("batches", {}))
     return ResumePoint(
         start=start,
         batches=batches,

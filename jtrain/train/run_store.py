@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -16,7 +16,6 @@ from jtrain.config.top import CheckpointConfig
 from jtrain.core.state import TrainState
 from jtrain.core.step import StepFn
 from jtrain.core.types import Extra, Params
-from jtrain.data.batches.stream import add_readers
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import ConfigError
@@ -276,3 +275,24 @@ class DirectoryStore:
 
 
 RunStore: TypeAlias = MemoryStore | DirectoryStore
+
+
+def add_readers(status: Mapping[str, Any], step: int, count: int) -> list[list[int]]:
+    """Return `readers` of run.json when `count` processes resume after a step.
+
+    One pair for each start: a step, and the number of processes that read the steps after it.
+
+    Args:
+        status: the current content of run.json.
+    """
+    return [pair for pair in status.get("readers", []) if pair[0] < step] + [[step, count]]
+
+
+def count_readers(status: Mapping[str, Any], steps: Iterable[int]) -> dict[int, int]:
+    """Return the number of processes that read each step's batch, where run.json has it."""
+    starts = status.get("readers", [])
+    return {
+        step: next(count for after, count in reversed(starts) if after < step)
+        for step in steps
+        if starts and starts[0][0] < step
+    }

@@ -191,7 +191,7 @@ class CheckpointSaver:
             "jax": jax.__version__,
             "data": resolved.data,
             "valid": {},
-            "batches": merge_shards(resume.batches.stacked.state(step)),
+            "batches": merge_shards(resume.batches.train.state(step)),
             **({"extended": extended} if extended else {}),
             "without": [list(window) for window in resume.batches.train.windows],
             "guard": self._bad_steps.state(),

@@ -19,8 +19,8 @@ from jtrain.checkpoint.weights_source import open_source
 from jtrain.data.images.decode import ImageSize, decode_image
 from jtrain.data.images.image_dataset import read_idx
 from jtrain.data.sources.parquet import ParquetRows, iterate_rows
-from jtrain.data.sources.read_rows import SUFFIXES, read_rows
 from jtrain.data.sources.records import TFRecords
+from jtrain.data.sources.row_files import SUFFIXES, read_rows
 from jtrain.data.text.chat_template import read_template
 from jtrain.data.text.documents import read_text
 from jtrain.data.text.prepare import prepare
@@ -206,10 +206,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "an image": ("a.png", lambda path: decode_image(path, ImageSize(height=8, width=8))),
     "a chat template": ("a.jinja", lambda path: read_template(str(path))),
     "a tokenizer's config": ("tokenizer_config.json", lambda path: read_template(str(path))),
-    "conversations": (
-        "a.jsonl",
-        lambda path: list(iterate_rows(str(path), [], noun="row", form="a row")),
-    ),
+    "conversations": ("a.jsonl", lambda path: list(iterate_rows(str(path), [], noun="row"))),
     "a table": ("a.parquet", lambda path: ParquetRows(path)),
     "a model of GGUF": ("a.gguf", read_gguf),
     **{f"rows of {s}": (f"a{s}", lambda path: read_rows(path, WANTED)) for s in SUFFIXES},

@@ -136,8 +136,8 @@ def test_rows_that_cannot_be_shown_are_refused(folder: Path, capsys):
         (["show", "c.yaml", "--step", "last"], "write --step 8"),
         (["show", "c.yaml", *text, "--out", "x.png"], "leave --out away"),
         (["show", "c.yaml", *text, "data.tokenizer=abc"], "data.tokenizer=1b5ec18e7563"),
-        (["show", "c.yaml", *text, "data.context=9"], "Set data.context=4 or less"),
-        (["show", "c.yaml", *text, "data.validation=0.01"], "Set data.validation=0.5"),
+        (["show", "c.yaml", *text, "data.context=9"], "Set context=4"),
+        (["show", "c.yaml", *text, "data.validation=0.01"], "hold out another share"),
     ]:
         assert main(["data", *words]) == 2
         assert says in capsys.readouterr().err

@@ -8,8 +8,7 @@ from comparison import assert_close
 
 from jtrain.data import Arrays, Shuffled
 from jtrain.data.batches.shuffle import beta, random_bits, uniform
-from jtrain.data.images.augment import Augment
-from jtrain.data.images.transforms import shift
+from jtrain.data.images.augment import Augment, shift
 
 CLASSES = 5
 ROWS = 40

@@ -8,7 +8,7 @@ import pytest
 from tiny_configs import write_pairs
 
 from jtrain.data.text.chat_template import ChatTemplate
-from jtrain.data.text.conversations import Chat, encode_prompt, end_of_turn
+from jtrain.data.text.conversations import Chat, end_of_turn
 from jtrain.data.text.conversations import encode_conversation as encode
 from jtrain.data.text.corpora import TextPairs
 from jtrain.data.text.tokenizers import BPE, ByteTokenizer, train_bpe
@@ -124,7 +124,7 @@ def test_a_message_that_spells_out_a_mark_is_refused(tokenizer):
     words = f"a.jsonl:3: message 2 of the 'assistant' spells out the special token {mark}, "
     assert str(refused.value).startswith(words)
     with pytest.raises(DataError, match="message 1 of the 'user' spells out"):
-        encode_prompt(tokenizer, ChatTemplate(), f"what is {mark}?")
+        Chat(path="").encode_prompt(tokenizer, f"what is {mark}?")
     with pytest.raises(DataError, match="spells out"):
         encode(tokenizer, ChatTemplate(), [{**USER, "tools": [{"name": mark}]}, ANSWER])
     blank = f"{mark[0]} {mark[1:]}"
@@ -133,7 +133,7 @@ def test_a_message_that_spells_out_a_mark_is_refused(tokenizer):
 
 
 def test_a_prompt_has_the_tokens_of_training(tokenizer):
-    prompt = encode_prompt(tokenizer, ChatTemplate(), USER["content"])
+    prompt = Chat(path="").encode_prompt(tokenizer, USER["content"])
     one = encode(tokenizer, ChatTemplate(), [USER, ANSWER])
     np.testing.assert_array_equal(prompt, one.tokens[~one.answers])
 

@@ -106,11 +106,11 @@ def test_calls_read_the_batches_that_are_not_skipped(make):
 
 
 def test_a_stream_resumes_with_windows_that_were_added_later():
-    first = StackedBatches(SkipBatches(streamed(), [(2, 4)]))
+    first = SkipBatches(streamed(), [(2, 4)])
     for step in range(5):
         first[step]  # batches 0 1 4 5 6
     kept = first.state(5)
-    again = StackedBatches(SkipBatches(streamed(), [(2, 4), (8, 10)]))
+    again = SkipBatches(streamed(), [(2, 4), (8, 10)])
     again.restore(kept)
     plain = streamed()
     for step, number in ((5, 7), (6, 10), (7, 11)):

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jtrain.data import LoaderBatches, ReadAhead
+from jtrain.data import LoaderBatches, MixedBatches, ReadAhead
 from jtrain.data.batches.stream import ShardedStream, Stream, Streamed
-from jtrain.data.sources.arrays import Interleaved
+from jtrain.data.sources.arrays import Arrays, Interleaved
 from jtrain.data.text.corpora import TextLines
 from jtrain.data.text.lines import InterleavedStream, Lines, make_line_rows
 from jtrain.data.text.tokenizers import ByteTokenizer
@@ -206,9 +206,9 @@ def test_resumes_from_the_merged_state_of_all_processes(counted: list[Path], pol
 def test_the_state_of_two_processes_is_refused_by_four(counted: list[Path]):
     parts = [shared(counted, "file").shard(index, 2) for index in range(2)]
     state = {"shares": parts[0].state(0)["shares"] | parts[1].state(0)["shares"]}
-    with pytest.raises(DataError, match=r"2 streams, one a process.*4 streams.*Resume with 2 proc"):
+    with pytest.raises(DataError, match=r"2 streams, .*4 ones.*Resume with 2 proc"):
         shared(counted, "file").shard(0, 4).restore(state)
-    with pytest.raises(DataError, match=r"one stream for all.*2 streams.*sharing=data"):
+    with pytest.raises(DataError, match=r"in shared streams, .*2 ones.*sharing=data"):
         shared(counted, "file").shard(0, 2).restore(shared(counted, "data").state(0))
 
 
@@ -245,6 +245,14 @@ def test_rows_come_in_turn(lengths: tuple[int, ...]):
     assert source[np.arange(len(source))]["x"].tolist() == expected
     mixed = np.random.default_rng(0).permutation(len(source))
     assert source[mixed]["x"].tolist() == [expected[i] for i in mixed]
+
+
+@pytest.mark.parametrize("make", [lambda a, b: Interleaved([a, b]), lambda a, b: MixedBatches(
+    {"a": (a, 1), "b": (b, 1)}, size=2)])  # fmt: skip
+@pytest.mark.parametrize("other", [{"x": np.zeros((2, 3))}, {"x": np.zeros(2), "y": np.zeros(2)}])
+def test_sources_of_one_batch_need_the_same_arrays(make, other):
+    with pytest.raises(DataError, match=r"where it was x float64\[\] before"):
+        make(Arrays(x=np.zeros(2)), Arrays(**other))[np.arange(3)]
 
 
 @pytest.fixture

@@ -7,10 +7,9 @@ import pytest
 from PIL import Image, ImageOps
 
 from jtrain.data import Shuffled
-from jtrain.data.images.augment import Augment
+from jtrain.data.images.augment import Augment, WindowDraws, zoom
 from jtrain.data.images.decode import ImageSize, decode_window
 from jtrain.data.images.image_folder import ImageFiles
-from jtrain.data.images.transforms import WindowDraws, zoom
 from jtrain.data.sources.arrays import Subset
 
 SIZE = ImageSize(height=12, width=16)

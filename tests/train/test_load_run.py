@@ -17,7 +17,7 @@ import jtrain as jt
 from jtrain.checkpoint import CheckpointManager
 from jtrain.cli import main
 from jtrain.core.pytree import named_leaves
-from jtrain.data.sources.write_rows import encode_rows
+from jtrain.data.sources.row_files import encode_rows
 from jtrain.errors import DataError
 from jtrain.train.fit_data import describe_tree
 from jtrain.train.program import set_up

@@ -5,9 +5,11 @@ Every batch has the arrays of its source, `row` (int32, b: the place in the glob
 batch, so that they can stay on the device.
 """
 
+import abc
 import copy
 import operator
 from collections.abc import Callable, Mapping
+from typing import Self
 
 import numpy as np
 
@@ -44,7 +46,23 @@ class Blocks:
         return values[offset]
 
 
-class Shuffled:
+class ShardedBatches(abc.ABC):
+    """Batches of `size` rows, of which a process reads its own rows."""
+
+    size: int
+
+    def shard(self, index: int, count: int) -> Self:
+        """Return the same batches, with only the rows of process `index` of `count`."""
+        sharded = copy.copy(self)
+        sharded._begin(RowShard(self.size, index, count))
+        return sharded
+
+    @abc.abstractmethod
+    def _begin(self, shard: "RowShard") -> None:
+        """Read only these rows of each batch."""
+
+
+class Shuffled(ShardedBatches):
     """`batches[step]`: `size` rows, every row once an epoch, each epoch in another order.
 
     Steps never end. At an epoch's end, by `end`:
@@ -68,7 +86,6 @@ class Shuffled:
     ):
         self.source, self.size, self.seed, self.end = source, size, seed, end
         self.rows = count_rows(source)
-        self._shard = RowShard(size, 0, 1)
         if end not in ("cross", "drop", "pad"):
             raise ConfigError(f"end {end!r} is none of cross, drop, pad. Set end=cross.")
         if end == "drop" and size > self.rows:
@@ -79,7 +96,7 @@ class Shuffled:
         self.ragged = end == "pad" and self.rows % size > 0
         steps = self.rows // size if end == "drop" else -(-self.rows // size)
         self._epoch = self.rows if end == "cross" else steps * size  # places
-        self._indices = Blocks(self._shard.row, size, self._rows_at)
+        self._begin(RowShard(size, 0, 1))
 
     def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
         places = self.places(step)
@@ -105,16 +122,13 @@ class Shuffled:
         """Return the rows of the source that this process reads for a step."""
         return self._indices[step]
 
-    def shard(self, index: int, count: int) -> "Shuffled":
-        """Return the same batches, with only the rows of process `index` of `count`."""
-        sharded = copy.copy(self)
-        sharded._shard = RowShard(self.size, index, count)
-        sharded._indices = Blocks(sharded._shard.row, self.size, self._rows_at)
-        return sharded
-
     def epoch_of(self, step: int) -> int:
         """Return the epoch, from 0, of the first row of a step's batch."""
         return step * self.size // self._epoch
+
+    def _begin(self, shard: "RowShard") -> None:
+        self._shard = shard
+        self._indices = Blocks(shard.row, self.size, self._rows_at)
 
     def _real_rows(self, step: int) -> int:
         """Return the number of rows of a step's batch that are not padding."""
@@ -129,7 +143,7 @@ class Shuffled:
         return permute(places, self.rows, seed=self.seed, epoch=epochs)
 
 
-class InOrder:
+class InOrder(ShardedBatches):
     """A complete source once, in its order: `len` batches, the last padded under a false mask.
 
     Raises:
@@ -141,7 +155,7 @@ class InOrder:
     def __init__(self, source: Source, *, size: int):
         self.source, self.size = source, size
         self.rows = count_rows(source)
-        self._shard = RowShard(size, 0, 1)
+        self._begin(RowShard(size, 0, 1))
         self.ragged = self.rows % size > 0
 
     def __len__(self) -> int:
@@ -156,11 +170,8 @@ class InOrder:
         places = self._shard.places(min(self.size, self.rows - first))
         return add_places(read_rows(self.source, indices), places)
 
-    def shard(self, index: int, count: int) -> "InOrder":
-        """Return the same batches, with only the rows of process `index` of `count`."""
-        sharded = copy.copy(self)
-        sharded._shard = RowShard(self.size, index, count)
-        return sharded
+    def _begin(self, shard: "RowShard") -> None:
+        self._shard = shard
 
 
 class RowShard:
@@ -181,6 +192,7 @@ class RowShard:
             raise ConfigError(
                 f"batch {size} does not divide into {count} processes. Nearest: {nearest}."
             )
+        self.index, self.count = index, count
         self.row = _read_only(np.arange(index * share, (index + 1) * share, dtype=np.int32))
         self._masks: dict[int, np.ndarray] = {}
         self._stacks: dict[tuple[int, int], np.ndarray] = {}

@@ -1,6 +1,5 @@
 """Batches that mix sources by weight, in exact proportions."""
 
-import copy
 import math
 import numbers
 from collections.abc import Mapping, Sequence
@@ -8,8 +7,16 @@ from fractions import Fraction
 
 import numpy as np
 
-from jtrain.data.batches.by_step import Blocks, RowShard, add_places, check_step, count_rows
+from jtrain.data.batches.by_step import (
+    Blocks,
+    RowShard,
+    ShardedBatches,
+    add_places,
+    check_step,
+    count_rows,
+)
 from jtrain.data.batches.shuffle import permute
+from jtrain.data.sources.arrays import read_interleaved
 from jtrain.data.sources.source import Source
 from jtrain.data.text.token_files import TokenRange
 from jtrain.data.text.tokenizers import check_same_tokenizer
@@ -82,16 +89,15 @@ def _integer_weights(weights: Sequence[float | int], names: Sequence[str]) -> li
     integers = [count // math.gcd(*integers) for count in integers]
     if sum(integers) > LONGEST:
         rounded = [max(1, round(1000 * count / sum(integers))) for count in integers]
-        written = ", ".join(f"{name} {weight}" for name, weight in zip(names, weights, strict=True))
         advice = ", ".join(f"{name} {count}" for name, count in zip(names, rounded, strict=True))
         raise DataError(
-            f"The weights {written} are exact only over {sum(integers):,} rows, more than "
-            f"{LONGEST:,}. Round them: {advice}."
+            f"The weights {', '.join(map(str, weights))} are exact only over {sum(integers):,} "
+            f"rows, more than {LONGEST:,}. Round them: {advice}."
         )
     return integers
 
 
-class MixedBatches:
+class MixedBatches(ShardedBatches):
     """`batches[step]`: `size` rows, with each source's share exact to one row.
 
     The shares are exact after any number of rows, so for every batch and every prefix of a run.
@@ -117,33 +123,21 @@ class MixedBatches:
     ):
         self.sources = {name: source for name, (source, _) in parts.items()}
         self.size, self.seed = size, seed
-        self._shard = RowShard(size, 0, 1)
         weights = [weight for _, weight in parts.values()]
         self.proportions = Proportions(weights, list(parts))
         self._lengths = [count_rows(source) for source in self.sources.values()]
         _check_tokenizers(self.sources)
-        _check_arrays(self.sources)
-        self._drawn = Blocks(self._shard.row, size, self._draw)
+        first = np.arange(len(parts)), np.zeros(len(parts), np.int64)
+        read_interleaved(self.sources, *first)  # raises if their rows have other arrays
+        self._begin(RowShard(size, 0, 1))
 
     def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
         source_of, rows = self._drawn[check_step(step)]
-        batch: dict[str, np.ndarray] = {}
-        for number, source in enumerate(self.sources.values()):
-            chosen = np.flatnonzero(source_of == number)
-            if not len(chosen):
-                continue
-            for name, array in source[rows[chosen]].items():
-                if name not in batch:
-                    batch[name] = np.empty((len(source_of), *array.shape[1:]), array.dtype)
-                batch[name][chosen] = array
+        batch = read_interleaved(self.sources, source_of, rows)
         return add_places(batch, self._shard.places(self.size))
 
-    def shard(self, index: int, count: int) -> "MixedBatches":
-        """Return the same batches, with only the rows of process `index` of `count`."""
-        sharded = copy.copy(self)
-        sharded._shard = RowShard(self.size, index, count)
-        sharded._drawn = Blocks(sharded._shard.row, self.size, self._draw)
-        return sharded
+    def _begin(self, shard: RowShard) -> None:
+        self._shard, self._drawn = shard, Blocks(shard.row, self.size, self._draw)
 
     def _draw(self, places: np.ndarray) -> np.ndarray:  # s b -> s 2 b
         """Return the source and its row at each place of the endless sequence."""
@@ -163,22 +157,3 @@ def _check_tokenizers(sources: Mapping[str, Source]) -> None:
     folders = [tokens.files for tokens in tokens_of if isinstance(tokens, TokenRange)]
     if folders:
         check_same_tokenizer({str(folder.path): folder.tokenizer for folder in folders})
-
-
-def _check_arrays(sources: Mapping[str, Source]) -> None:
-    """Raise DataError unless rows of all sources have the same arrays."""
-    first = np.zeros(1, np.int64)
-    described = {name: _describe_arrays(source[first]) for name, source in sources.items()}
-    first_name, expected = next(iter(described.items()))
-    for name, other in described.items():
-        if other != expected:
-            raise DataError(
-                f"Rows of one batch have the same arrays, and {first_name} has {expected}, {name} "
-                f"{other}. Make them alike: one context for all texts, one size for all images."
-            )
-
-
-def _describe_arrays(rows: Mapping[str, np.ndarray]) -> str:
-    return ", ".join(
-        f"{name} {rows[name].dtype}{list(rows[name].shape[1:])}" for name in sorted(rows)
-    )

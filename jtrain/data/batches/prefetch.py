@@ -5,11 +5,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from jtrain.errors import DataError
 
 T = TypeVar("T")
+DEPTH = 2  # batches that the thread of `ReadAhead` prefetches
 TRIAL = 8  # reads between two decisions whether reading is slow
 QUICK = 64  # reads of a thread between two decisions whether it is of use
 ENDS = 10.0  # seconds that a worker may take to end
@@ -20,7 +21,7 @@ class ReadAhead(Generic[T]):
 
     Handing a batch from thread to thread costs about as much as reading a small one (tens of
     microseconds; benchmarks/input_pipeline.py), so steps are read inline until more than half of
-    `TRIAL` reads took longer than `slow` seconds. Then a thread prefetches at most `depth` batches,
+    `TRIAL` reads took longer than `slow` seconds. Then a thread prefetches at most `DEPTH` batches,
     until fewer than an eighth of `QUICK` reads did: a moment in which other programs had the cores
     decides nothing. An error in `get` is raised here, at its step, with its traceback.
 
@@ -37,7 +38,6 @@ class ReadAhead(Generic[T]):
         *,
         start: int,
         stop: int | None,
-        depth: int = 2,
         slow: float = 200e-6,
         after: Callable[[int], int] = lambda step: step + 1,
         close: Callable[[], None] = lambda: None,
@@ -45,11 +45,10 @@ class ReadAhead(Generic[T]):
         """Read `start`, `after(start)`, ... below `stop`.
 
         Call `close` once, after the last read, to close what `get` reads from."""
-        assert depth > 0, "a prefetch queue holds at least one batch"
         self.waited = 0.0
         """Total seconds in which the caller waited for data."""
         self._get, self._step, self._stop, self._after = get, start, stop, after
-        self._depth, self._pace = depth, _Pace(slow, TRIAL, TRIAL // 2 + 1)
+        self._pace = _Pace(slow, TRIAL, TRIAL // 2 + 1)
         self._thread: ReaderThread[T] | None = None
         self._close = close
 
@@ -73,7 +72,7 @@ class ReadAhead(Generic[T]):
         if self._thread is None and self._pace.is_slow(seconds):
             steps = self._step, self._stop, self._after
             values = _read_while_slow(self._get, *steps, self._pace.slow)
-            self._thread = ReaderThread(values, self._depth)
+            self._thread = ReaderThread(values, DEPTH)
         return value
 
     def close(self) -> None:
@@ -100,10 +99,6 @@ class ReadAhead(Generic[T]):
         return _read_step(self._get, self._step)
 
 
-class _Failure(NamedTuple):
-    error: BaseException
-
-
 class ReaderThread(Generic[T]):
     """A thread that takes the values of an iterator, at most `ahead` before they are asked for.
 
@@ -112,23 +107,23 @@ class ReaderThread(Generic[T]):
 
     def __init__(self, values: Iterator[T], ahead: int, name: str = "read-ahead"):
         self._free, self._closed = threading.Semaphore(ahead), threading.Event()
-        self._ready: SimpleQueue[T | _Failure] = SimpleQueue()
+        self._ready: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
         work = values, self._free, self._closed, self._ready
         self._thread = threading.Thread(target=_take, args=work, name=name, daemon=True)
         self._thread.start()
 
     def __next__(self) -> T:
         """Return the next value, or raise what the iterator raised."""
-        value = self._ready.get()
+        value, error = self._ready.get()
         self._free.release()
-        if isinstance(value, _Failure):
-            raise value.error
-        return value
+        if error is not None:
+            raise error
+        return cast(T, value)
 
     def close(self, seconds: float = 1.0) -> None:
         """End the thread after its current value, and wait for its end."""
         self._end()
-        self._ready.put(_Failure(RuntimeError("closed while a batch was awaited")))
+        self._ready.put((None, RuntimeError("closed while a batch was awaited")))
         self._thread.join(seconds)
 
     def __del__(self) -> None:
@@ -143,16 +138,16 @@ def _take(
     values: Iterator[T],
     free: threading.Semaphore,
     closed: threading.Event,
-    ready: "SimpleQueue[T | _Failure]",
+    ready: "SimpleQueue[tuple[T | None, BaseException | None]]",
 ) -> None:
     while True:
         free.acquire()
         if closed.is_set():
             return
         try:
-            ready.put(next(values))
+            ready.put((next(values), None))
         except BaseException as error:  # raised again by who asks for the value
-            ready.put(_Failure(error))
+            ready.put((None, error))
             return
 
 

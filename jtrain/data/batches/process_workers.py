@@ -10,7 +10,6 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from multiprocessing import parent_process, resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
@@ -102,13 +101,17 @@ class _Worker:
             if self._get:  # sent by this thread, as the process may still import its modules
                 self.pipe.send_bytes(self._get)
                 self._get = b""
-            batch = _receive(self.pipe)
+            found = self.pipe.recv()
+            if isinstance(found, list):
+                batch = {name: np.empty(shape, dtype) for name, dtype, shape in found}
+                for array in batch.values():
+                    self.pipe.recv_bytes_into(_bytes(array))
+                return batch
         except (EOFError, OSError):
             raise self._death_error(step) from None
-        if isinstance(batch, WorkerFailure):
-            batch.error.add_note(f"In a worker process:\n{batch.trace}")
-            raise batch.error
-        return batch
+        error, trace = found
+        error.add_note(f"In a worker process:\n{trace}")
+        raise error
 
     def _death_error(self, step: int) -> PeerError:
         self.process.join(ENDS)
@@ -162,19 +165,11 @@ def serialize(get: Callable[[int], Any], workers: int) -> bytes:
     return file.getvalue()
 
 
-@dataclass(frozen=True)
-class WorkerFailure:
-    """An error that a worker sends in place of a batch."""
-
-    error: BaseException
-    trace: str
-    """The traceback in the worker."""
-
-
 def run_worker(pipe: Connection, first: int, stop: int | None, every: int) -> None:
     """Send the batches of some steps, then wait for the end; the body of a worker process.
 
-    A batch is sent as the names, types and shapes of its arrays, and then the bytes of each array.
+    A batch is sent as a list of the names, types and shapes of its arrays, and then the bytes of
+    each array; an error in its place as a tuple of itself and the traceback here.
 
     Args:
         pipe: gives the pickled function that reads a batch; sending waits until it has room.
@@ -189,7 +184,7 @@ def run_worker(pipe: Connection, first: int, stop: int | None, every: int) -> No
                 read = read or pickle.loads(payload)  # noqa: S301
                 batch = {name: np.asarray(array) for name, array in read(step).items()}
             except BaseException as error:  # also SystemExit, which the parent raises at its step
-                pipe.send(WorkerFailure(_sendable(error), traceback.format_exc()))
+                pipe.send((_sendable(error), traceback.format_exc()))
             else:
                 pipe.send([(name, array.dtype, array.shape) for name, array in batch.items()])
                 for data in map(_bytes, batch.values()):
@@ -197,28 +192,12 @@ def run_worker(pipe: Connection, first: int, stop: int | None, every: int) -> No
     threading.Event().wait()  # only the parent ends a worker: an exit counts as a death
 
 
-def _receive(pipe: Connection) -> Any:
-    """Receive a batch from `run_worker`: arrays by name, or `WorkerFailure`.
-
-    Raises:
-        EOFError: if the worker ended.
-    """
-    shapes = pipe.recv()
-    if isinstance(shapes, WorkerFailure):
-        return shapes
-    batch = {name: np.empty(shape, dtype) for name, dtype, shape in shapes}
-    for array in batch.values():
-        pipe.recv_bytes_into(_bytes(array))
-    return batch
-
-
 def _bytes(array: np.ndarray) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _end_with_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
+    if parent := parent_process():
         parent.join()  # waits on a pipe, which the system closes when the parent ends
         os._exit(0)
 

@@ -1,6 +1,5 @@
 """Row caches: rows in memory, or in a folder that later runs use too."""
 
-import logging
 import os
 import shutil
 import uuid
@@ -19,7 +18,6 @@ from jtrain.io.formatting import format_bytes
 
 MEMORY = "memory"
 DIGEST = np.dtype("<u8")  # of each row; 0 for a row that is not cached
-_log = logging.getLogger(__name__)
 
 
 def cache_rows(source: Source, where: str) -> Source:
@@ -59,10 +57,6 @@ class CachedRows:
                 array[indices[missing]] = read[name]
             self._digests[indices[missing]] = found
         return rows
-
-    def fingerprint(self) -> str:
-        """Return the fingerprint of the source."""
-        return fingerprint(self.source)
 
 
 class MemoryCache(CachedRows):
@@ -142,33 +136,23 @@ class DiskCache(CachedRows):
         if self.path.is_dir():
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        if others := [entry.name for entry in self.folder.iterdir() if entry.is_dir()]:
-            _log.warning(
-                "%s also holds the rows of other versions or sizes (%s); remove what is not used",
-                self.folder,
-                ", ".join(sorted(others)[:3]),
-            )
         free = shutil.disk_usage(self.folder).free
         if needed > free:
             raise OSError(f"it takes {needed:,} bytes for {rows:,} rows, and {free:,} are free")
         partial = self.folder / f".making-{uuid.uuid4().hex}"
         partial.mkdir()  # mkdtemp would make it 0700 whatever the umask is
         try:
-            for name, array in example.items():
-                _allocate(partial / name, rows * array[0].nbytes)
-            _allocate(partial / "digests", rows * DIGEST.itemsize)
+            sizes = {name: rows * array[0].nbytes for name, array in example.items()}
+            for name, size in {**sizes, "digests": rows * DIGEST.itemsize}.items():
+                with (partial / name).open("wb") as file:
+                    if size:
+                        os.posix_fallocate(file.fileno(), 0, size)
             (partial / "source.txt").write_text(f"{version}\n", encoding="utf-8")
             partial.rename(self.path)
         except OSError:
             shutil.rmtree(partial, ignore_errors=True)
             if not self.path.is_dir():  # else another process created it first
                 raise
-
-
-def _allocate(path: Path, size: int) -> None:
-    with path.open("wb") as file:
-        if size:
-            os.posix_fallocate(file.fileno(), 0, size)
 
 
 def _digests(rows: Mapping[str, np.ndarray]) -> np.ndarray:  # uint64, b; never 0

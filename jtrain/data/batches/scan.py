@@ -1,11 +1,10 @@
 """Checks of data: finite values and labels in range, before training and in a run's batches."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from jtrain.data.batches.step_batches import StepBatches
 from jtrain.data.sources.source import Source
 from jtrain.errors import DataError
 
@@ -38,49 +37,32 @@ def check_labels(source: Source, classes: int, *, name: str = "label") -> None:
                 f"Labels should be in `{name}`, and a row has {', '.join(sorted(rows))}. "
                 f"Set name={next(iter(rows))!r}, or name the array {name!r}."
             )
-        labels = rows[name]
-        if labels.dtype.kind not in "iu":
-            raise DataError(
-                f"`{name}` should hold whole numbers in 0 .. {classes - 1} and holds "
-                f"{labels.dtype}. Convert it: {name}.astype('int32')."
-            )
-        wrong = (labels < 0) | (labels >= classes)
-        if not wrong.any():
-            continue
-        row = int(np.argwhere(wrong)[0][0])
-        value = int(labels[wrong][0])
-        advice = f"Set classes={value + 1}" if value >= 0 else "Labels count from 0: fix the row"
-        if value == classes:
-            advice += f", or {name} - 1 if your labels count from 1"
+        check_classes(rows[name], classes, name, first)
+
+
+def check_classes(labels: np.ndarray, classes: int, name: str, first: int) -> None:
+    """Raise DataError unless labels of rows from `first` on are whole numbers below `classes`."""
+    if labels.dtype.kind not in "iu":
         raise DataError(
-            f"{classes} classes were configured, 0 .. {classes - 1}; row {first + row} of `{name}` "
-            f"is {value}. {advice}."
+            f"`{name}` should hold whole numbers in 0 .. {classes - 1} and holds "
+            f"{labels.dtype}. Convert it: {name}.astype('int32')."
         )
+    wrong = (labels < 0) | (labels >= classes)
+    if not wrong.any():
+        return
+    row, value = first + int(np.argwhere(wrong)[0][0]), int(labels[wrong][0])
+    advice = f"Set classes={value + 1}" if value >= 0 else "Labels count from 0: fix the row"
+    if value == classes:
+        advice += f", or {name} - 1 if your labels count from 1"
+    raise DataError(
+        f"{classes} classes were configured, 0 .. {classes - 1}; row {row} of `{name}` is {value}. "
+        f"{advice}."
+    )
 
 
 def _blocks(source: Source) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
     for first in range(0, len(source), BLOCK):
         yield first, source[np.arange(first, min(first + BLOCK, len(source)))]
-
-
-def describe_nonfinite(
-    batches: StepBatches, steps: range, rows_of: Callable[[int], Sequence[int]] | None = None
-) -> str:
-    """Describe the first value that is not finite in the batches of these steps, if any.
-
-    Steps count from 1 here, as in the log of a run: step 1 takes batch 0.
-
-    Args:
-        rows_of: returns the rows of the data set that a step takes; empty if unknown.
-    """
-    for step in steps:
-        batch = batches[step - 1]
-        if found := find_nonfinite(batch):
-            rows = rows_of(step) if rows_of else ()
-            origin = f" (row {rows[found.row]} of the data set)" if rows else ""
-            place = f"row {found.row} of `{found.array}`"
-            return f"In the batch of step {step}, {place} has {found}{origin}."
-    return f"In the batches of steps {steps[0]} to {steps[-1]} every value is finite."
 
 
 class NonfiniteValue(NamedTuple):

@@ -134,19 +134,6 @@ class StackedBatches:
             )
         return {name: self._stack(name, [b[name] for b in batches]) for name in names}
 
-    def state(self, step: int) -> Mapping[str, Any]:
-        """Return the state to save at a step; empty if the batches are functions of the step."""
-        return self._batches.state(step) if isinstance(self._batches, ResumableBatches) else {}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Resume from the state of a checkpoint.
-
-        Raises:
-            DataError: if the state belongs to other batches.
-        """
-        if state and isinstance(self._batches, ResumableBatches):
-            self._batches.restore(state)
-
     def _stack(self, name: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
         first_array = arrays[0]
         if any(array is not first_array for array in arrays) or first_array.flags.writeable:
@@ -206,11 +193,15 @@ class SkipBatches:
         return read_at_once(self._batches, first, count) if last - first < count else None
 
     def state(self, step: int) -> Mapping[str, Any]:
-        """Return the state of the batches at a step; empty if they are functions of the step."""
+        """Return the state to save at a step; empty if the batches are functions of the step."""
         batches = self._batches
         return batches.state(self.number(step)) if isinstance(batches, ResumableBatches) else {}
 
     def restore(self, state: Mapping[str, Any], /) -> None:
-        """Restore the state of the batches, if they have any."""
-        if isinstance(self._batches, ResumableBatches):
+        """Resume from the state of a checkpoint.
+
+        Raises:
+            DataError: if the state belongs to other batches.
+        """
+        if state and isinstance(self._batches, ResumableBatches):
             self._batches.restore(state)

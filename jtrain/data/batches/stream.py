@@ -1,15 +1,14 @@
-"""Batches by step from data that can only be streamed; a saved place replaces rereading."""
+"""Batches by step from data that can only be streamed: streams with a saved place, and loaders."""
 
-import copy
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from jtrain.data.batches.by_step import RowShard, add_places, check_step
+from jtrain.data.batches.by_step import RowShard, ShardedBatches, add_places, check_step
 from jtrain.data.batches.fingerprint import Fingerprinted, fingerprint_files
 from jtrain.errors import ConfigError, DataError
 from jtrain.errors.plain_numbers import plain_numbers
@@ -35,7 +34,7 @@ class Stream(Protocol):
         ...
 
 
-class Streamed:
+class Streamed(ShardedBatches):
     """`batches[step]`: `size` rows of a stream; a function of the step, like all batches.
 
     Consecutive steps are read in order. For another step the stream goes to the nearest saved place
@@ -63,18 +62,12 @@ class Streamed:
         every: int = 100,
     ):
         self.size, self._open, self._row, self._every = size, open, row, every
-        self._restart(RowShard(size, 0, 1))
+        self._begin(RowShard(size, 0, 1))
 
     def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
         with self._lock:  # the run may look at a batch while a thread prefetches another
             own = {name: array.copy() for name, array in self._read(check_step(step)).items()}
         return add_places(own, self._shard.places(self.size))
-
-    def shard(self, index: int, count: int) -> "Streamed":
-        """Return the same batches, with only the rows of process `index` of `count`."""
-        sharded = copy.copy(self)
-        sharded._restart(RowShard(self.size, index, count))
-        return sharded
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the stream; empty if it has none."""
@@ -96,8 +89,8 @@ class Streamed:
         self._next = state["step"]
         self._places[self._next] = state["stream"]
 
-    def _restart(self, part: RowShard) -> None:
-        self._shard, self._lock = part, threading.Lock()
+    def _begin(self, shard: RowShard) -> None:
+        self._shard, self._lock = shard, threading.Lock()
         self._stream, self._next = self._open(), 0
         self._recent: OrderedDict[int, dict[str, np.ndarray]] = OrderedDict()
         self._places = {0: self._stream.state()}
@@ -193,28 +186,7 @@ def shard_files(
     return FileShard(own, True, summary)
 
 
-def add_readers(status: Mapping[str, Any], step: int, count: int) -> list[list[int]]:
-    """Return `readers` of run.json when `count` processes resume after a step.
-
-    One pair for each start: a step, and the number of processes that read the steps after it.
-
-    Args:
-        status: the current content of run.json.
-    """
-    return [pair for pair in status.get("readers", []) if pair[0] < step] + [[step, count]]
-
-
-def count_readers(status: Mapping[str, Any], steps: Iterable[int]) -> dict[int, int]:
-    """Return the number of processes that read each step's batch, where run.json has it."""
-    starts = status.get("readers", [])
-    return {
-        step: next(count for after, count in reversed(starts) if after < step)
-        for step in steps
-        if starts and starts[0][0] < step
-    }
-
-
-class ShardedStream:
+class ShardedStream(ShardedBatches):
     """`batches[step]`: `size` rows of streams over `files`, sharded by `policy`.
 
     With `file` each process has files and a stream of its own, which restarts when the files end:
@@ -246,21 +218,10 @@ class ShardedStream:
     ):
         self.size, self._files, self._policy = size, list(files), policy
         self._open_files, self._row, self._every = open, row, every
-        self._begin(0, 1)
+        self._begin(RowShard(size, 0, 1))
 
     def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
         return self._batches[step] | self._shard.places(self.size)
-
-    def shard(self, index: int, count: int) -> "ShardedStream":
-        """Return the same batches, of which process `index` of `count` makes its rows.
-
-        Raises:
-            DataError: `file` with fewer files than processes.
-            ConfigError: a batch that does not divide into the processes.
-        """
-        sharded = copy.copy(self)
-        sharded._begin(index, count)
-        return sharded
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the files."""
@@ -272,7 +233,7 @@ class ShardedStream:
         `restore` takes the merged `shares` of all processes.
         """
         place = self._batches.state(step)
-        return {"shares": {f"{self._index}": place}} if self._own else place
+        return {"shares": {f"{self._shard.index}": place}} if self._own else place
 
     def restore(self, state: Mapping[str, Any], /) -> None:
         """Resume from a place that `state` of equal batches returned.
@@ -281,18 +242,18 @@ class ShardedStream:
             DataError: if the stream is another, or was sharded between another number of processes.
         """
         saved = len(state["shares"]) if "shares" in state else 0
-        current = self._count if self._own else 0
+        current = self._shard.count if self._own else 0
         if saved != current:
             raise DataError(
-                f"The run saved its place in {_streams(saved)}, and would resume with "
-                f"{_streams(current)} ({self.summary}). Resume with {saved or 'any number of'} "
-                f"processes and sharing={'file' if saved else 'data'}; or start a new run with "
-                f"sharing=data, which resumes with any number."
+                f"The run saved its place in {saved or 'shared'} streams, and would resume with "
+                f"{current or 'shared'} ones ({self.summary}). Resume with "
+                f"{saved or 'any number of'} processes and sharing={'file' if saved else 'data'}; "
+                f"or start a new run with sharing=data, which resumes with any number."
             )
-        self._batches.restore(state["shares"][f"{self._index}"] if saved else state)
+        self._batches.restore(state["shares"][f"{self._shard.index}"] if saved else state)
 
-    def _begin(self, index: int, count: int) -> None:
-        self._shard, self._index, self._count = RowShard(self.size, index, count), index, count
+    def _begin(self, shard: RowShard) -> None:
+        self._shard, index, count = shard, shard.index, shard.count
         files = shard_files(self._files, index=index, count=count, policy=self._policy)
         self.summary = f"data: {files.summary}"
         """The policy in effect and the reason for it: a line for the log."""
@@ -303,5 +264,97 @@ class ShardedStream:
         self._batches = batches if self._own else batches.shard(index, count)
 
 
-def _streams(count: int) -> str:
-    return f"{count} streams, one a process" if count else "one stream for all"
+class LoaderBatches(ShardedBatches):
+    """`batches[step]`: the batches of a loader, which is reopened for each epoch.
+
+    The adapter is a function that yields the batches as arrays by name:
+
+    ```python
+    def open_loader():
+        for image, label in loader:
+            yield {"image": image.numpy(), "label": label.numpy()}
+
+    train = LoaderBatches(open_loader, size=64)
+    ```
+
+    A step out of order is reached by reading up to it. So a killed run resumes bit for bit if the
+    loader yields the same batches each time it is opened. Each process reads all batches and keeps
+    its own rows.
+
+    Raises:
+        DataError: no batch at all, or a batch with another number of rows.
+    """
+
+    ragged = False
+    summary = "data: a loader, each process reads all of it and keeps its own rows of every batch"
+
+    @plain_numbers
+    def __init__(self, open_loader: Callable[[], Iterable[Mapping[str, np.ndarray]]], *, size: int):
+        self.size, self._open = size, open_loader
+        self._begin(RowShard(size, 0, 1))
+
+    def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
+        step, row = check_step(step), self._shard.row
+        with self._lock:  # the run may look at a batch while a thread prefetches another
+            reader = self._first if step >= self._first.earliest else self._second
+            batch = reader.read(step)
+        own = {name: array[row[0] : row[-1] + 1] for name, array in batch.items()}
+        return add_places(own, self._shard.places(self.size))
+
+    def _begin(self, shard: RowShard) -> None:
+        self._shard, self._lock = shard, threading.Lock()
+        self._first = _LoaderReader(self._open, self.size)
+        # Of batches that the run looks at again, such as those of `log.leaves`: each of the two
+        # only reads on, and no look makes the other begin again.
+        self._second = _LoaderReader(self._open, self.size)
+
+
+class _LoaderReader:
+    """Batches in their order; one before the last that was read opens the loader again."""
+
+    def __init__(self, open_loader: Callable[[], Iterable[Mapping[str, np.ndarray]]], size: int):
+        self._open, self._size = open_loader, size
+        self._restart()
+
+    @property
+    def earliest(self) -> int:
+        """The first step that is read without opening the loader again."""
+        return self._next - 1
+
+    def read(self, step: int) -> dict[str, np.ndarray]:
+        """Return the arrays of a step's batch."""
+        if step < self.earliest:
+            self._restart()
+        while self._next <= step:
+            self._last = next(self._batches)
+            self._next += 1
+        return self._last
+
+    def _restart(self) -> None:
+        self._next, self._batches = 0, self._epochs()
+        self._last: dict[str, np.ndarray] = {}
+
+    def _epochs(self) -> Iterator[dict[str, np.ndarray]]:
+        while True:
+            count = 0
+            for batch in self._open():
+                arrays = {name: np.asarray(array) for name, array in batch.items()}
+                for name, array in arrays.items():
+                    self._check_rows(name, array, count)
+                yield arrays
+                count += 1
+            if not count:
+                raise DataError(
+                    "A loader gave no batch. Reopen it in the function that LoaderBatches is "
+                    "given: a loader that was read to its end gives nothing more."
+                )
+
+    def _check_rows(self, name: str, array: np.ndarray, number: int) -> None:
+        found = array.shape[0] if array.ndim else None
+        if found != self._size:
+            rows = "no rows" if found is None else f"{found} rows"
+            raise DataError(
+                f"Batches of {self._size} rows were requested from a loader, and `{name}` of its "
+                f"batch {number} has {rows}. Set its batch size to {self._size} and drop the last "
+                f"batch if it is short: drop_last=True (torch), drop_remainder=True (tf.data)."
+            )

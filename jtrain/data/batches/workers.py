@@ -6,10 +6,10 @@ from typing import Any, Literal, TypeAlias
 from pydantic import Field
 
 from jtrain.config.configclass import configclass
-from jtrain.data.batches.loader_batches import LoaderBatches
 from jtrain.data.batches.prefetch import ThreadWorkers
 from jtrain.data.batches.process_workers import ProcessWorkers
 from jtrain.data.batches.step_batches import ResumableBatches
+from jtrain.data.batches.stream import LoaderBatches
 from jtrain.errors import DataError
 
 Get: TypeAlias = Callable[[int], Mapping[str, Any]]
@@ -28,29 +28,24 @@ class Workers:
     ahead: int = Field(default=2, ge=1)
     """Batches that each worker prefetches; they take host memory."""
 
-    def build(self, get: Get, *, start: int, stop: int | None) -> "ThreadWorkers | InlineReader":
+    def build(
+        self, get: Get, *, start: int, stop: int | None, processes: bool = True
+    ) -> "ThreadWorkers | InlineReader":
         """Return a reader of `get(start)`, `get(start + 1)`, ... `get(stop - 1)`.
 
         Args:
             get: reads the batch of a step; called by several workers at once, in any order.
             stop: None: the steps never end.
+            processes: whether processes are started; else the caller reads in their place. (An
+                evaluation would end before they have started.)
 
         Raises:
             DataError: if `kind` is processes and `get` cannot be sent to another process.
         """
-        if self.count and self.kind == "processes":
-            return ProcessWorkers(get, self.count, start=start, stop=stop, ahead=self.ahead)
-        return self.build_threads(get, start=start, stop=stop)
-
-    def build_threads(
-        self, get: Get, *, start: int, stop: int | None
-    ) -> "ThreadWorkers | InlineReader":
-        """Return a reader by threads if `kind` is threads, else by the caller.
-
-        An evaluation uses it, as the evaluation would end before worker processes have started.
-        """
-        if not self.count or self.kind != "threads":
+        if not self.count or (self.kind == "processes" and not processes):
             return InlineReader(get)
+        if self.kind == "processes":
+            return ProcessWorkers(get, self.count, start=start, stop=stop, ahead=self.ahead)
         return ThreadWorkers([get] * self.count, start=start, stop=stop, ahead=self.ahead)
 
     def check(self, batches: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jtrain.data.images.transforms import WindowDraws
+from jtrain.data.images.augment import WindowDraws
 from jtrain.data.sources.source import import_optional
 from jtrain.errors import DataError, UnreachableError
 from jtrain.io.disk_errors import attempt
@@ -74,21 +74,22 @@ def _decode(path: Path, size: ImageSize, read: Callable[[Any], np.ndarray]) -> n
     png: Any = import_optional("PIL.PngImagePlugin", "images", "An image file")
     # A text or a colour profile may be as large as Pillow lets all texts of a PNG be, 64 MiB.
     png.MAX_TEXT_CHUNK = png.MAX_TEXT_MEMORY
+    head = b""
     try:
         # Open the file here: Pillow leaves a file open that it opened by name and could not read.
-        with (
-            attempt(path, lambda: open_regular(path)) as file,
-            pillow.open(file, formats=FORMATS) as image,
-        ):
-            _check(path, image, size)
-            return read(image)
+        with attempt(path, lambda: open_regular(path)) as file:
+            head = file.read(8)
+            file.seek(0)
+            with pillow.open(file, formats=FORMATS) as image:
+                _check(path, image, size)
+                return read(image)
     except (DataError, UnreachableError):
         raise
     except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
         raise _too_large(path, f"more than {MOST_PIXELS:,} pixels", size) from error
     except pillow.UnidentifiedImageError as error:
         raise DataError(
-            f"{path} should be a JPEG or PNG image and is not: it {_describe_start(path)}. "
+            f"{path} should be a JPEG or PNG image and is not: it begins with {head!r}. "
             f"Remove it, or write it again as one of the two."
         ) from error
     except Exception as error:  # Pillow raises a dozen kinds for damaged files
@@ -168,19 +169,8 @@ def _mode(size: ImageSize) -> str:
 
 
 def _too_large(path: Path, found: str, size: ImageSize) -> DataError:
-    allowed = size.pixels < MOST_PIXELS
-    advice = f"Set data.pixels={MOST_PIXELS} if the image is genuine, " if allowed else ""
+    advice = f", or set data.pixels={MOST_PIXELS}" if size.pixels < MOST_PIXELS else ""
     return DataError(
         f"{path} should have at most {size.pixels:,} pixels and has {found}; a small file can "
-        f"claim so many to fill the memory. {advice}{'or remove' if advice else 'Remove'} it, or "
-        f"make it smaller beforehand."
+        f"claim so many to fill the memory. Remove it, or make it smaller{advice}."
     )
-
-
-def _describe_start(path: Path) -> str:
-    try:
-        with open_regular(path) as file:
-            head = file.read(8)
-    except OSError:
-        head = b""
-    return f"begins with {head!r}" if head else "is empty"

@@ -44,20 +44,12 @@ def read_labelled(images: Path, labels: Path, *, classes: int) -> Arrays:
             or a label that is not in 0 .. classes-1.
     """
     image, label = read_idx(images), read_idx(labels)
-    if image.ndim != 3 or image.dtype != np.uint8:
+    kinds = image.ndim == 3 and image.dtype == np.uint8 and label.dtype.kind in "iu"
+    if not kinds or label.shape != image.shape[:1] or not len(image):
         raise DataError(
-            f"{images} should hold images of bytes, n x height x width, and holds {image.dtype} "
-            f"of shape {image.shape}. Give the file of images (idx3-ubyte) first, of labels second."
-        )
-    if label.ndim != 1 or label.dtype.kind not in "iu":
-        raise DataError(
-            f"{labels} should hold a label for each image and holds {label.dtype} of shape "
-            f"{label.shape}. Give the file of labels (idx1-ubyte) second."
-        )
-    if len(image) != len(label) or not len(image):
-        raise DataError(
-            f"{images} has {len(image)} images and {labels} {len(label)} labels; each image needs "
-            f"one. Give the two files of one set, with at least a row."
+            f"{images} should hold images of bytes, n x height x width, and {labels} a label of "
+            f"each; they hold {image.dtype} of shape {image.shape}, and {label.dtype} of shape "
+            f"{label.shape}. Give two files of one set, the images (idx3-ubyte) first."
         )
     wrong = np.flatnonzero((label < 0) | (label >= classes))
     if len(wrong):
@@ -142,14 +134,10 @@ def _header(path: Path, stream: io.BufferedIOBase) -> tuple[np.dtype, tuple[int,
 
 def _check_size(path: Path, shape: tuple[int, ...], size: int, found: int) -> None:
     """Raise DataError unless `found`, the bytes behind the header, are those of the array."""
-    begin, numbers = 4 + 4 * len(shape), _by(shape)
-    if found < size:
+    begin = 4 + 4 * len(shape)
+    if found != size:
+        how = f"ends at byte {begin + found}" if found < size else "continues behind it"
         raise DataError(
-            f"{path} should hold {numbers} numbers up to byte {begin + size} and ends at byte "
-            f"{begin + found}. It was cut off: get it again."
-        )
-    if found > size:
-        raise DataError(
-            f"{path} should hold {numbers} numbers up to byte {begin + size} and continues "
-            f"behind it. It is another file, or two in one: get it again."
+            f"{path} should hold {_by(shape)} numbers up to byte {begin + size} and {how}. It was "
+            f"cut off, or is another file: get it again."
         )

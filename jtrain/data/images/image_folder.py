@@ -13,9 +13,9 @@ from pydantic import Field
 from jtrain.config.configclass import WrittenPath, configclass
 from jtrain.data.batches.fingerprint import FILE_BLOCK, fingerprint_arrays
 from jtrain.data.batches.row_cache import cache_rows
+from jtrain.data.images.augment import WindowDraws
 from jtrain.data.images.decode import MOST_PIXELS, PIXELS, ImageSize, decode_image, decode_window
 from jtrain.data.images.image_dataset import ImageDataset
-from jtrain.data.images.transforms import WindowDraws
 from jtrain.data.sources.arrays import Arrays, hold_out
 from jtrain.data.sources.records import Damaged
 from jtrain.data.sources.source import Source
@@ -65,11 +65,11 @@ class ImageFolder:
             DataError: a folder without classes, a class without images, or a cache for which there
                 is no room.
         """
-        root = Path(self.folder)
+        root, shape = Path(self.folder), (self.height, self.width, self.channels)
         if not (root / "train").is_dir():
             rows, classes = self._rows(root, (), self.validation)
             train, held_out = hold_out(rows, self.validation)
-            return self._dataset(train, held_out, held_out, classes)
+            return ImageDataset(train, held_out, held_out, shape, len(classes))
         train, classes = self._rows(root / "train", ())
         parts = [
             next((root / name for name in names if (root / name).is_dir()), None)
@@ -84,7 +84,7 @@ class ImageFolder:
             )
         chosen = (folder or other for folder, other in (parts, parts[::-1]))
         held_out, test = (read[folder] for folder in chosen if folder)
-        return self._dataset(train, held_out, test, classes)
+        return ImageDataset(train, held_out, test, shape, len(classes))
 
     def _rows(
         self, root: Path, classes: tuple[str, ...], validation: float = 0.0
@@ -103,12 +103,6 @@ class ImageFolder:
             held_out[hold_out(Arrays(label=label), validation)[1].indices] = True
         files = ImageFiles(root, paths, label, size=size, damaged=self.damaged, held_out=held_out)
         return cache_rows(files, self.cache), classes
-
-    def _dataset(
-        self, train: Source, validation: Source, test: Source, classes: tuple[str, ...]
-    ) -> ImageDataset:
-        shape = self.height, self.width, self.channels
-        return ImageDataset(train, validation, test, shape, len(classes))
 
 
 SAMPLED = 256  # files whose bytes are part of the fingerprint
@@ -237,11 +231,6 @@ def find_images(
         DataError: no such folder, no class, a class without an image or not among `classes`, or a
             folder that cannot be read.
     """
-    if not root.is_dir():
-        raise DataError(
-            f"There is no folder {root} (working folder: {Path.cwd()}). Set data.folder= to one "
-            "that has a folder for each class, with its images."
-        )
     names = [entry.name for entry in _entries(root) if entry.is_dir()]
     if not names:
         contents = ", ".join(entry.name for entry in _entries(root)[:5]) or "nothing"
@@ -286,7 +275,8 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
             visible = [entry for entry in entries if not entry.name.startswith(".")]
     except OSError as error:
         raise DataError(
-            f"{folder} cannot be listed ({error.strerror}). Make it readable (chmod u+rx)."
+            f"{folder} cannot be listed ({error.strerror}; working folder: {Path.cwd()}). Make it "
+            f"readable (chmod u+rx), or set data.folder= to one that has a folder for each class."
         ) from error
     return sorted(visible, key=lambda entry: entry.name)
 

@@ -1,17 +1,15 @@
 """Rows of arrays in memory, subsets of a source, and several sources in turn."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
-from jtrain.data.batches.fingerprint import fingerprint, fingerprint_arrays
+from jtrain.data.batches.fingerprint import fingerprint, fingerprint_arrays, fingerprint_turns
 from jtrain.data.batches.shuffle import permute
 from jtrain.data.sources.source import Source, to_native
 from jtrain.errors import DataError
 from jtrain.errors.plain_numbers import plain_numbers
-
-RESERVED = {"row", "mask"}  # every batch has these; see jtrain/data/batches/by_step.py
 
 
 class Arrays:
@@ -27,8 +25,6 @@ class Arrays:
             raise DataError(
                 "Arrays() was given no arrays. Name them: Arrays(image=..., label=...)."
             )
-        for name, array in self.arrays.items():
-            _check_array(name, array)
         lengths = {name: len(array) for name, array in self.arrays.items()}
         if len(set(lengths.values())) > 1:
             found = ", ".join(f"{name} {length}" for name, length in lengths.items())
@@ -50,28 +46,19 @@ class Arrays:
 
 
 def _as_array(name: str, values: Any) -> np.ndarray:
-    """Return values as an array; raise DataError if some have no value, or rows no common shape."""
+    """Return values as an array; raise DataError if they cannot be rows of a data set."""
     if np.ma.is_masked(values):
         raise DataError(
             f"`{name}` is a masked array, and the numbers below its mask would count. Fill them, "
             f"{name}.filled(0), and give the mask as an array of its own: real=~{name}.mask."
         )
     try:
-        return np.asarray(values)
+        array = np.asarray(values)
     except ValueError as error:
         raise DataError(
             f"The rows of `{name}` have no common shape ({error}). Pad them to the longest row, "
             f"and give each row's length as an array of its own."
         ) from error
-
-
-def _check_array(name: str, array: np.ndarray) -> None:
-    """Raise DataError if `array` cannot be rows of a data set."""
-    if name in RESERVED:
-        raise DataError(
-            f"An array is called {name!r}, a name that jtrain adds to every batch. "
-            f"Give it another name: Arrays({name}s=...)."
-        )
     if array.ndim == 0:
         raise DataError(
             f"`{name}` is the single value {array}, and a data set needs rows. "
@@ -80,6 +67,7 @@ def _check_array(name: str, array: np.ndarray) -> None:
     to_native(name, array[:0] if array.dtype.kind in "biufc" else array)
     if len(array) == 0:
         raise DataError(f"`{name}` has no rows. Give at least one; its shape is {array.shape}.")
+    return array
 
 
 Row = TypeVar("Row")
@@ -174,11 +162,11 @@ class Interleaved:
     """
 
     def __init__(self, sources: Sequence[Source]):
-        self.parts = list(sources)
-        lengths = np.array([len(part) for part in self.parts], np.int64)
+        self._sources = dict(enumerate(sources))
+        lengths = np.array([len(source) for source in sources], np.int64)
         if not lengths.sum():
             raise DataError(
-                f"{len(self.parts)} sources should be read in turn, and none has a row. Give at "
+                f"{len(sources)} sources should be read in turn, and none has a row. Give at "
                 f"least one with rows."
             )
         # A phase is a range of rounds in which the same sources, `_active`, still have rows.
@@ -193,26 +181,11 @@ class Interleaved:
         return int(self._first[-1])
 
     def __getitem__(self, indices: np.ndarray, /) -> dict[str, np.ndarray]:
-        source_of, rows = self._places(indices)
-        batch: dict[str, np.ndarray] = {}
-        for number in np.unique(source_of).tolist():
-            chosen = np.flatnonzero(source_of == number)
-            for name, array in self.parts[number][rows[chosen]].items():
-                if name not in batch:
-                    batch[name] = np.empty((len(indices), *array.shape[1:]), array.dtype)
-                if batch[name].shape[1:] != array.shape[1:] or batch[name].dtype != array.dtype:
-                    raise DataError(
-                        f"Rows of a batch need one type and shape, and `{name}` of source {number} "
-                        f"is {array.dtype} {array.shape[1:]} where it was {batch[name].dtype} "
-                        f"{batch[name].shape[1:]} before. Write them with one type and shape."
-                    )
-                batch[name][chosen] = array
-        return batch
+        return read_interleaved(self._sources, *self._places(indices))
 
     def fingerprint(self) -> str:
         """Return the fingerprints of all sources; empty if one has none."""
-        lines = [fingerprint(part) for part in self.parts]
-        return f"in turn: {'; '.join(lines)}" if all(lines) else ""
+        return fingerprint_turns(list(self._sources.values()))
 
     def _places(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # each int64, b
         """Return the source of each row, and its row in that source."""
@@ -223,3 +196,37 @@ class Interleaved:
             rounds, turn = np.divmod(indices[chosen] - self._first[phase], len(active))
             source_of[chosen], rows[chosen] = active[turn], self._begins[phase] + rounds
         return source_of, rows
+
+
+def read_interleaved(
+    sources: Mapping[Any, Source], source_of: np.ndarray, rows: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Return a batch of rows of several sources: `rows` (int64, b) of sources `source_of` (b).
+
+    Raises:
+        DataError: if their rows have other arrays.
+    """
+    batch, names = dict[str, np.ndarray](), list(sources)
+    for number, count in enumerate(np.bincount(source_of).tolist()):
+        if not count:
+            continue
+        (chosen,) = (source_of == number).nonzero()
+        found = sources[names[number]][rows[chosen]]
+        batch = batch or {n: np.empty((len(rows), *x.shape[1:]), x.dtype) for n, x in found.items()}
+        odd = found.keys() != batch.keys()
+        for name, array in () if odd else found.items():
+            target = batch[name]
+            odd |= array.dtype != target.dtype or array.shape[1:] != target.shape[1:]
+            if not odd:
+                target[chosen] = array
+        if odd:
+            one, other = (
+                ", ".join(f"{n} {x.dtype}{list(x.shape[1:])}" for n, x in each.items())
+                for each in (batch, found)
+            )
+            raise DataError(
+                f"Rows of a batch need one type and shape, and those of source {names[number]!r} "
+                f"have {other} where it was {one} before. Make them alike: one context for all "
+                f"texts, one size for all images."
+            )
+    return batch

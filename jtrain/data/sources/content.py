@@ -5,7 +5,7 @@ import csv
 import functools
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
@@ -85,7 +85,24 @@ def format_error(path: Path, head: bytes, noun: str = "") -> DataError:
     return DataError(f"{path} is {found}, and {why}. {advice}")
 
 
-def read_line(stream: BinaryIO, encoding: str) -> bytes:
+def iterate_lines(stream: BinaryIO, path: Path, encoding: str) -> Iterator[tuple[int, int, str]]:
+    """Yield the number (0: unknown), the first byte and the text of each line that is not blank.
+
+    Raises:
+        DataError: see `decode`.
+    """
+    numbers = itertools.repeat(0) if stream.tell() else itertools.count(1)
+    for number in numbers:
+        first = stream.tell()
+        if not (line := _read_line(stream, encoding)):
+            return
+        text = decode(line, path, encoding, first=first, line=number)[0].rstrip("\r\n")
+        text = text if first else text.removeprefix("\ufeff")
+        if text.strip():
+            yield number, first, text
+
+
+def _read_line(stream: BinaryIO, encoding: str) -> bytes:
     """Return the bytes of a line with its end; none at the end of the file."""
     if encoding == "utf-8":
         return stream.readline()

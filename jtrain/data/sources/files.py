@@ -49,10 +49,10 @@ def _files(path: str) -> list[Path]:
     if matches := sorted(Path(match) for match in glob.glob(path, recursive=True)):
         if files := [match for match in matches if match.is_file()]:
             return files
-        if all(match.is_dir() for match in matches):
-            raise DataError(f"{path} is a folder. Name its files: path={path.rstrip('/')}/*.")
-        kind = file_kind(matches[0].lstat().st_mode)
-        raise DataError(f"{path} is {kind}, and data is read from files: set path= to a file.")
+        raise DataError(
+            f"{path} is {file_kind(matches[0].lstat().st_mode)}, and data is read from files: set "
+            f"path= to a file, or to those of a folder: path={path.rstrip('/')}/*"
+        )
     base = "" if Path(path).is_absolute() else f" in {Path.cwd()}"
     raise DataError(f"{path}: no such file{base}. {_advice(Path(path))}")
 
@@ -233,7 +233,7 @@ def find_set(name: str, files: Sequence[str], package: DataPackage) -> list[Path
     """
     searched = [] if os.environ.get("JTRAIN_DATA") else ["$JTRAIN_DATA, which is not set"]
     for place in _folders(name, package):
-        paths = {file: _plain_or_packed(place / file) for file in files}
+        paths = {file: plain_or_packed(place / file) for file in files}
         existing = [path for path in paths.values() if path]
         if len(existing) == len(files):
             return existing
@@ -272,7 +272,8 @@ def _folders(name: str, package: DataPackage) -> list[Path]:
     return list(dict.fromkeys(places))  # a downloaded set has one folder by both names
 
 
-def _plain_or_packed(path: Path) -> Path | None:
+def plain_or_packed(path: Path) -> Path | None:
+    """Return the file, plain or with `.gz`; None if there is neither."""
     packed = path.with_name(path.name + ".gz")
     return next((file for file in (path, packed) if file.is_file()), None)
 

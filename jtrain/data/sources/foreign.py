@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jtrain.data.batches.loader_batches import LoaderBatches
+from jtrain.data.batches.stream import LoaderBatches
 from jtrain.data.sources.source import import_optional
 from jtrain.errors import DataError
 
@@ -136,9 +136,9 @@ class GrainRows:
         element = self.dataset[index]
         if isinstance(element, dict):
             return element
-        if isinstance(element, tuple) and len(element) == len(self.names):
-            return dict(zip(self.names, element, strict=True))
         if isinstance(element, tuple):
+            if len(element) == len(self.names):
+                return dict(zip(self.names, element, strict=True))
             given = ", ".join(f'"{name}"' for name in ("image", "label")[: len(element)])
             raise DataError(
                 f"Element {index} is a tuple of {len(element)} and names has {len(self.names)}: "
@@ -196,14 +196,12 @@ def named_arrays(batch: Any) -> dict[str, np.ndarray]:
     Raises:
         DataError: if the batch is no mapping, pair or tensor.
     """
+    if hasattr(batch, "shape"):
+        batch = {"x": batch}
+    elif isinstance(batch, list | tuple) and len(batch) in (1, 2):
+        batch = dict(zip("xy", batch, strict=False))
     if isinstance(batch, Mapping):
         return {str(name): np.asarray(to_array(array)) for name, array in batch.items()}
-    if isinstance(batch, list | tuple) and len(batch) == 2:
-        return {"x": np.asarray(to_array(batch[0])), "y": np.asarray(to_array(batch[1]))}
-    if isinstance(batch, list | tuple) and len(batch) == 1:
-        return {"x": np.asarray(to_array(batch[0]))}
-    if hasattr(batch, "shape"):
-        return {"x": np.asarray(to_array(batch))}
     found = f"{len(batch)} items" if isinstance(batch, list | tuple) else type(batch).__name__
     raise DataError(
         f"an item of a torch data set is (x, y), one tensor, or a dict of tensors by name, and "
@@ -327,25 +325,15 @@ def _numbers(name: str, column: Any) -> np.ndarray:  # b ...
         values = [to_array(value) for value in values]
     try:
         array = np.array(values)
-    except ValueError:  # rows of several shapes
-        array = np.array(None)
+    except ValueError as error:
+        raise DataError(
+            f"Rows of a batch need one shape, and column {name!r} has several ({error}). Make them "
+            f"alike: dataset.map(crop_or_pad)."
+        ) from None
     if array.dtype.kind in "biuf":
         return array
-    if array.dtype.kind == "O" and len(shapes := {_shape(value) for value in values}) > 1:
-        found = " and ".join(sorted(shapes)[:2])
-        raise DataError(
-            f"Rows of a batch need one shape, and column {name!r} has {found}. "
-            f"Make them alike: dataset.map(crop_or_pad)."
-        )
     other = next((value for value in values if not isinstance(value, int | float)), values[0])
     raise DataError(
         f"Column {name!r} should hold numbers and holds {type(other).__name__}. Leave it out "
         f"(columns=[...]), or convert it to numbers: dataset.map(encode)."
     )
-
-
-def _shape(value: Any) -> str:
-    try:
-        return str(np.shape(value))
-    except ValueError:
-        return f"({len(value)}, several lengths)"

@@ -1,8 +1,6 @@
 """Rows of Parquet files by index (`jtrain[parquet]`), and of JSON lines and Parquet in order."""
 
 import functools
-import itertools
-import json
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -12,12 +10,12 @@ from typing import Any, SupportsIndex, overload
 import numpy as np
 
 from jtrain.data.batches.fingerprint import fingerprint_files
-from jtrain.data.sources.content import HEAD, decode, format_error, read_content, read_line
+from jtrain.data.sources.content import HEAD, format_error, iterate_lines, read_content
 from jtrain.data.sources.files import find_files
 from jtrain.data.sources.foreign import check_columns, check_names
 from jtrain.data.sources.source import import_optional
 from jtrain.errors import DataError
-from jtrain.io.regular_files import check_regular, open_regular
+from jtrain.io.regular_files import check_regular, open_regular, parse_json
 
 
 class ParquetRows:
@@ -198,7 +196,7 @@ def _describe_schema(schema: Any) -> str:
 
 
 def iterate_rows(
-    paths: str | list[str], columns: Sequence[str] = (), *, noun: str, form: str
+    paths: str | list[str], columns: Sequence[str] = (), *, noun: str
 ) -> Iterator[tuple[str, Any]]:
     """Yield where each row stands, `FILE:LINE`, and its values.
 
@@ -206,7 +204,6 @@ def iterate_rows(
         columns: of Parquet files; none: all. Null fields are left out: each row of such a file has
             the fields of every other.
         noun: name of a row, for errors: `conversation`.
-        form: what a row is, for errors: `a list of messages`.
 
     Raises:
         DataError: if a file is missing, or a line is not UTF-8 or not JSON.
@@ -218,7 +215,7 @@ def iterate_rows(
             rows = ParquetRows([file], columns=list(columns))
             yield from ((f"{file}:{i + 1}", _without_nulls(rows[i])) for i in range(len(rows)))
         else:
-            yield from _lines(file, head, noun, form)
+            yield from _lines(file, head, noun)
 
 
 def _without_nulls(value: Any) -> Any:
@@ -230,31 +227,16 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
-def _lines(file: Path, head: bytes, noun: str, form: str) -> Iterator[tuple[str, Any]]:
+def _lines(file: Path, head: bytes, noun: str) -> Iterator[tuple[str, Any]]:
     encoding, found = read_content(file, head)
     if found in {"CSV", "a JSON array"}:
         raise format_error(file, head, noun)
     with open_regular(file) as stream:
-        for number in itertools.count(1):
-            first = stream.tell()
-            if not (line := read_line(stream, encoding)):
-                return
-            text = decode(line, file, encoding, first=first, line=number)[0].strip("\ufeff \t\r\n")
-            if text:
-                where = f"{file}:{number}"
-                yield where, _parsed(where, text, noun, form)
-
-
-def _parsed(where: str, line: str, noun: str, form: str) -> Any:
-    try:
-        return json.loads(line)
-    except RecursionError:
-        raise DataError(
-            f"{where} has JSON that is nested too deeply. A {noun} is {form}: remove the line, or "
-            f"what is nested in it."
-        ) from None
-    except ValueError as error:
-        raise DataError(
-            f"{where} is no JSON: {error}. Write each {noun} as one line of JSON, or remove the "
-            f"line."
-        ) from None
+        for number, _, text in iterate_lines(stream, file, encoding):
+            try:
+                yield f"{file}:{number}", parse_json(text)
+            except ValueError as error:
+                raise DataError(
+                    f"{file}:{number} is no JSON: {error}. Write each {noun} as one line of JSON, "
+                    f"or remove the line."
+                ) from None

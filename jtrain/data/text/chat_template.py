@@ -1,15 +1,15 @@
 """Chat templates: conversations as text, in a sandbox, and which of the text is an answer."""
 
+import datetime
 import json
 import re
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from jtrain.data.sources.source import import_optional
-from jtrain.data.text.template_sandbox import RefusalError, make_environment
 from jtrain.data.text.tokenizer_file import GGUF, read_header
 from jtrain.errors import DataError
 from jtrain.io.regular_files import parse_json, read_bytes
@@ -21,7 +21,7 @@ CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-ANSWERS = "assistant"
+ANSWERS = "assistant"  # their role
 TOKENS = ("bos_token", "eos_token")
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one field
 # Fields that only tell messages apart; the order does that, too.
@@ -69,22 +69,20 @@ class ChatTemplate:
     ):
         self.source, self._where, self._tokens = source, where, tokens
         self._written: dict[str, bool] = {}  # fields that were tried
-        self._jinja = import_optional("jinja2", "chat", "a chat template")
         # Nobody can guess the marks, so no message has them.
         marks = [f"\0{secrets.token_hex(8)}{end}" for end in "<>"]
         self._mark = re.compile(f"({'|'.join(marks)})")
-        environment = make_environment(marks, day)
+        environment = _make_environment(marks, day)
+        import jinja2.meta
+
         try:
             self._template = environment.from_string(source)
-            used = import_optional("jinja2.meta", "chat", "a chat template")
-            names = self._names = used.find_undeclared_variables(environment.parse(source))
-        except self._jinja.TemplateSyntaxError as error:
+            names = self._names = jinja2.meta.find_undeclared_variables(environment.parse(source))
+        except (jinja2.TemplateSyntaxError, RecursionError, SyntaxError, MemoryError) as error:
+            line = getattr(error, "lineno", 1)  # the others are of a template nested too deeply
             raise DataError(
-                f"{where} is no valid template: line {error.lineno}: {error}."
-            ) from None
-        except (RecursionError, SyntaxError, MemoryError):  # of jinja2's and Python's compiler
-            raise DataError(
-                f"{where} is no valid template: it is nested too deeply. Take the tokenizer's own."
+                f"{where} is no valid template: line {line}: {error or type(error).__name__}. "
+                f"Correct it, or take the tokenizer's own."
             ) from None
         for name in TOKENS:
             if name in names and name not in tokens:
@@ -106,24 +104,15 @@ class ChatTemplate:
 
     def _render(self, messages: Sequence[Message], values: Values, *, prompt: bool = False) -> str:
         given = {"tools": None, "documents": None, **values, **self._tokens}
+        given |= {"messages": messages, "add_generation_prompt": prompt}
         try:
-            return self._template.render(
-                {**given, "messages": messages, "add_generation_prompt": prompt}
-            )
-        except self._jinja.exceptions.SecurityError as error:
-            raise DataError(
-                f"{self._where} calls what a template may not: {error}. A template only arranges "
-                f"messages as text: take the tokenizer's own, or remove the call."
-            ) from None
-        except RefusalError as error:
-            raise DataError(
-                f"{self._where} refuses the messages: {error}. Change the messages, or take "
-                f"another template."
-            ) from None
+            return self._template.render(given)
         except Exception as error:  # a template computes, so any error of Python's can be its own
+            name = type(error).__name__
+            hows = {"SecurityError": "calls what a template may not", "RefusalError": "refuses"}
             raise DataError(
-                f"{self._where} fails: {type(error).__name__}: {error}. Correct the template or "
-                f"what it reads of the messages, or take the tokenizer's own."
+                f"{self._where} {hows.get(name, f'fails with {name}')}: {error}. Correct the "
+                f"messages or the template, or take the tokenizer's own."
             ) from None
 
     def adapt(self, messages: Sequence[Message]) -> list[Message]:
@@ -187,9 +176,8 @@ class ChatTemplate:
         if not any(piece.is_answer for piece in pieces):
             roles = ", ".join(str(message["role"]) for message in messages) or "no message"
             raise DataError(
-                f"a conversation has no turn of the {ANSWERS} to learn, so nothing of it is "
-                f"learned (its roles: {roles}). Remove it, or name the role of the answers "
-                f"{ANSWERS!r}."
+                f"a conversation has no turn of the {ANSWERS}, so nothing of it is learned (its "
+                f"roles: {roles}). Remove it, or name the role of the answers {ANSWERS!r}."
             )
         if all(message.get("weight", 1) in weights for message in messages):
             optional = {"weight", *optional}
@@ -215,7 +203,12 @@ class ChatTemplate:
             before = self._render(messages[:turn], values, prompt=True)
             after = self._render(messages[: turn + 1], values)
             for longer, shorter in ((before, text), (after, before)):
-                self._check_extends(longer, shorter, turn)
+                if not longer.startswith(shorter):
+                    raise DataError(
+                        f"{self._where} rewrites earlier messages once message {turn + 1} is "
+                        f"there, so no part of the text is the answer alone. Give conversations of "
+                        f"one answer each, or take a template that only adds text."
+                    )
             pieces += [
                 Piece(before[len(text) :], False),
                 Piece(after[len(before) :], message.get("weight") != 0),
@@ -253,14 +246,6 @@ class ChatTemplate:
         except DataError:
             return False
 
-    def _check_extends(self, longer: str, shorter: str, turn: int) -> None:
-        if not longer.startswith(shorter):
-            raise DataError(
-                f"{self._where} writes the messages before message {turn + 1} otherwise once that "
-                f"is there, so that no part of the text is the answer alone. Train on "
-                f"conversations of one answer each, or take a template that only adds text."
-            )
-
 
 def _with_object(call: Any) -> Any:
     """Return a call of a tool whose arguments are no text."""
@@ -288,6 +273,50 @@ def _shortened(fields: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]
 
 def _says(value: Any) -> bool:
     return bool(value.strip()) if isinstance(value, str) else value not in (None, [], {})
+
+
+def _make_environment(marks: Sequence[str], day: str) -> Any:
+    """Return the sandbox of jinja2 with what transformers has; `generation` writes the marks."""
+    sandbox = import_optional("jinja2.sandbox", "chat", "a chat template")
+    environment = sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.loopcontrols", _generation_tag(marks)],
+    )
+    now = datetime.datetime.fromisoformat(day) if day else datetime.datetime.now()
+    environment.globals |= {"raise_exception": _raise, "strftime_now": now.strftime}
+    environment.filters["tojson"] = _to_json
+    return environment
+
+
+class RefusalError(Exception):
+    """A template's own words about messages that it does not take."""
+
+
+def _raise(message: str) -> None:
+    raise RefusalError(message)
+
+
+def _generation_tag(marks: Sequence[str]) -> type:
+    """Return the extension of jinja2 that puts marks around what `generation` encloses."""
+    from jinja2 import ext, nodes
+
+    class Generation(ext.Extension):
+        tags: ClassVar = {"generation"}  # pyright: ignore[reportIncompatibleVariableOverride]
+
+        def parse(self, parser: Any) -> list[Any]:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            begin, end = (nodes.Output([nodes.TemplateData(mark)], lineno=line) for mark in marks)
+            return [begin, nodes.Scope(body, lineno=line), end]
+
+    return Generation
+
+
+def _to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
+    """Return a value as JSON, as transformers' `tojson` does; jinja2's own escapes it for HTML."""
+    options = {"ensure_ascii": ensure_ascii, "indent": indent, "separators": separators}
+    return json.dumps(value, sort_keys=sort_keys, **options)
 
 
 CONFIG = "tokenizer_config.json"
@@ -335,15 +364,12 @@ def _read(path: Path, name: str) -> str:
 
 def _parsed(text: str, name: str) -> dict[str, Any]:
     try:
-        config = parse_json(text)
-    except ValueError as error:
+        return dict(parse_json(text))
+    except (ValueError, TypeError) as error:
         raise DataError(
-            f"{name} is no JSON: {error}. Take the {CONFIG} of the model, or name a template of "
-            f"jinja2 in a file that does not end in .json."
+            f"{name} is no object of JSON: {error}. Take the {CONFIG} of the model, or name a "
+            f"template of jinja2 in a file that does not end in .json."
         ) from None
-    if not isinstance(config, dict):
-        raise DataError(f"{name} has no entries by name. Take the {CONFIG} of the model.")
-    return config
 
 
 def _source(config: dict[str, Any], name: str) -> str:
@@ -352,16 +378,10 @@ def _source(config: dict[str, Any], name: str) -> str:
     if isinstance(source, list):
         named = {one.get("name"): one.get("template") for one in source if isinstance(one, dict)}
         source = named.get("default")
-        if not isinstance(source, str):
-            names = ", ".join(str(key) for key in named) or "nothing"
-            raise DataError(
-                f"{name} has several chat templates ({names}), and none has the name `default`. "
-                f"Write the text of one to a file and name that: data.template=FILE.jinja."
-            )
     if not isinstance(source, str):
         raise DataError(
-            f"{name} has no chat_template. Leave data.template out for ChatML, or name a file with "
-            f"a template."
+            f"{name} has no chat_template, or several and none named `default`. Leave it out for "
+            f"ChatML, or write the template to a file: data.template=FILE.jinja"
         )
     return source
 
@@ -372,11 +392,9 @@ def _tokens(config: dict[str, Any], name: str) -> dict[str, str]:
     for key in TOKENS:
         if key in config:
             entry = config[key]
-            value = entry.get("content") if isinstance(entry, dict) else (entry or "")
-            if not isinstance(value, str):
+            found[key] = entry.get("content") if isinstance(entry, dict) else (entry or "")
+            if not isinstance(found[key], str):
                 raise DataError(
-                    f"{name} has the {key} {str(entry)[:60]}, which is no text. Set it to the "
-                    f'token, as in "{key}": "</s>".'
+                    f'{name}: {key} {str(entry)[:60]} is no text. Set it, as in "{key}": "</s>".'
                 )
-            found[key] = value
     return found

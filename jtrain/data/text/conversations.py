@@ -173,17 +173,6 @@ def split_last_answer(conversation: Encoded) -> tuple[np.ndarray, np.ndarray]:  
     return conversation.tokens[:first], conversation.tokens[first:last]
 
 
-def encode_prompt(tokenizer: Tokenizer, template: ChatTemplate, text: str) -> np.ndarray:  # n
-    """Return the tokens that a model reads before its answer to a user's message.
-
-    Raises:
-        DataError: if the text spells out a special token, or the template refuses it.
-    """
-    messages = [{"role": "user", "content": text}]
-    check_plain(tokenizer, messages)
-    return tokenizer.encode(template.render(messages, prompt=True), special=True)
-
-
 def end_of_turn(tokenizer: Tokenizer, template: ChatTemplate) -> np.ndarray:  # n
     """Return the tokens of the mark that a template writes after an answer.
 
@@ -322,11 +311,6 @@ class Chat:
             encode_conversation(tokenizer, template, *one, optional=self.ignore)
             for one in read_conversations(self.path, self.field)
         ]
-        if not found:
-            raise DataError(
-                f"{self.path} has no conversation. Give files with one a line or a row: "
-                f"data.path=FILES."
-            )
         fit = self._truncated(found)
         parts = hold_out_last(fit, self.validation, where=self.path, noun="conversation")
         train, validation = (ChatRows(part, context=self.context) for part in parts)
@@ -338,7 +322,9 @@ class Chat:
         Raises:
             DataError: if the text spells out a special token, or the template refuses it.
         """
-        return encode_prompt(tokenizer, self._template(), text)
+        messages = [{"role": "user", "content": text}]
+        check_plain(tokenizer, messages)
+        return tokenizer.encode(self._template().render(messages, prompt=True), special=True)
 
     def end_of_turn(self, tokenizer: Tokenizer) -> np.ndarray:  # n
         """Return the tokens that end an answer; none if the template has no mark for it."""
@@ -355,21 +341,16 @@ class Chat:
         if not long or (self.truncate == "cut" and not unanswered):
             return cut
         longest = max(long, key=lambda one: len(one.tokens))
-        enough = f"data.context={len(longest.tokens) - 1}"
+        every, rest = (sum(int(one.answers.sum()) for one in of) for of in (found, cut))
+        advice = (
+            f"data.truncate=cut, which leaves out {every - rest:,} of {every:,} tokens of answers"
+        )
         if unanswered:
-            advice = (
-                f"; of {len(unanswered)} no answer is left, such as {unanswered[0].where}. Set "
-                f"{enough}, or leave them out of the file"
-            )
-        else:
-            every, rest = (sum(int(one.answers.sum()) for one in of) for of in (found, cut))
-            advice = (
-                f". Set {enough}, or data.truncate=cut, which leaves out {every - rest:,} of "
-                f"{every:,} tokens of answers"
-            )
+            advice = f"leave out those with no answer in the context, such as {unanswered[0].where}"
         raise DataError(
             f"{len(long)} of {len(found)} conversations are longer than data.context="
-            f"{self.context}, the longest {len(longest.tokens)} tokens ({longest.where}){advice}."
+            f"{self.context}, the longest {len(longest.tokens)} tokens ({longest.where}). Set "
+            f"data.context={len(longest.tokens) - 1}, or {advice}."
         )
 
 
@@ -379,6 +360,5 @@ def read_conversations(path: str | list[str], field: str) -> Iterator[Conversati
     Raises:
         DataError: if one has another form.
     """
-    form = "a list of messages, each with a `role` and a `content`"
-    for where, row in iterate_rows(path, noun="conversation", form=form):
+    for where, row in iterate_rows(path, noun="conversation"):
         yield read_conversation(where, row, field)

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from jtrain.config.configclass import configclass
 from jtrain.data.batches.by_step import InOrder, Shuffled
@@ -17,7 +17,7 @@ from jtrain.data.sources.parquet import iterate_rows
 from jtrain.data.sources.source import Source
 from jtrain.data.text.documents import read_pieces, read_text
 from jtrain.data.text.lines import InterleavedStream, Lines, make_line_rows
-from jtrain.data.text.token_files import TokenFiles, TokenRange
+from jtrain.data.text.token_files import TokenFiles
 from jtrain.data.text.token_rows import Packed, Windows
 from jtrain.data.text.tokenizer_file import read_tokenizer
 from jtrain.data.text.tokenizers import (
@@ -72,14 +72,8 @@ class Text:
     def build(self) -> Corpus:
         """Read the text and split it in two."""
         text = read_text(self.path)
-        held_out = round(len(text) * self.validation)
-        if held_out <= self.context:
-            raise DataError(
-                f"context {self.context} does not fit validation {self.validation} of {self.path}, "
-                f"which is {held_out} of its {len(text)} characters. Set "
-                f"context={max(held_out - 1, 1)} or less, or give more text."
-            )
-        return build_corpus(text[:-held_out], text[-held_out:], context=self.context)
+        cut = len(text) - round(len(text) * self.validation)
+        return build_corpus(text[:cut], text[cut:], context=self.context)
 
 
 @configclass
@@ -106,20 +100,9 @@ class Tokens:
         if self.pack:
             packed = [Packed(part, context=context) for part in (train, validation)]
             return Corpus(packed[0], packed[1], files.tokenizer)
-        for part in (train, validation):
-            self._check_length(part)
         windows = Windows(train, context=context)
         each_once = Windows(validation, context=context, stride=context)
         return Corpus(windows, each_once, files.tokenizer)
-
-    def _check_length(self, part: TokenRange) -> None:
-        longest = len(part) - 1
-        if longest < self.context:
-            advice = f"data.context={longest} or less" if longest > 0 else "data.validation=0.5"
-            raise DataError(
-                f"context {self.context} does not fit validation {self.validation} of {self.path}: "
-                f"a part of it has {len(part)} tokens. Set {advice}, or prepare more text."
-            )
 
 
 class MixedCorpus(NamedTuple):
@@ -148,20 +131,12 @@ class MixturePart:
     """Its share of the rows, relative to the other weights: 0.7 and 0.3 equal 7 and 3."""
 
 
-def _nonempty(parts: dict[str, MixturePart]) -> dict[str, MixturePart]:
-    if parts:
-        return parts
-    raise ValueError(
-        "must name at least one text, found none; write {NAME: {path: ..., weight: 1}}"
-    )
-
-
 @configclass
 class Mixture:
     """Folders of token files by weight; each folder has a validation set of its own."""
 
     kind: Literal["mixture"] = "mixture"
-    parts: Annotated[dict[str, MixturePart], AfterValidator(_nonempty)]
+    parts: dict[str, MixturePart] = Field(min_length=1)
     """The texts, by names of your choice."""
     context: int = Field(default=64, gt=0)
     """Context length in tokens."""
@@ -243,47 +218,34 @@ class TextPairs:
 
     def _marks(self, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers of the marks before and after a text."""
-        if len(self.marks) not in (0, 2):
-            raise DataError(
-                f"data.marks={list(self.marks)} are {len(self.marks)} marks: one before and one "
-                f'after a text are needed. Set data.marks=\'["[CLS]", "[SEP]"]\', or data.marks=[].'
-            )
         numbers = [tokenizer.encode(mark, special=True) for mark in self.marks]
-        for mark, found in zip(self.marks, numbers, strict=True):
-            if len(found) != 1:
-                raise DataError(
-                    f"data.marks has {mark!r}, which the tokenizer {self.tokenizer or 'of bytes'} "
-                    f"reads as {len(found)} tokens: it is no special token there. Set "
-                    f"data.marks=[], or special tokens of this tokenizer."
-                )
+        if [len(found) for found in numbers] not in ([], [1, 1]):
+            raise DataError(
+                f"data.marks={list(self.marks)} should be two special tokens of the tokenizer "
+                f"{self.tokenizer or 'of bytes'}, before and after a text, and they are not. Set "
+                f'data.marks=\'["[CLS]", "[SEP]"]\', or data.marks=[].'
+            )
         empty = np.zeros(0, np.int64)
         return (numbers[0], numbers[1]) if numbers else (empty, empty)
 
     def _read(self) -> Iterator[_Texts]:
         columns = ["anchor", "positive", *(["negatives"] if self.negatives else [])]
-        form = "an `anchor`, a `positive` and perhaps `negatives`"
-        for where, row in iterate_rows(self.path, columns, noun="row", form=form):
+        for where, row in iterate_rows(self.path, columns, noun="row"):
             yield self._checked(where, row)
 
     def _checked(self, where: str, row: Any) -> _Texts:
         fields = row if isinstance(row, dict) else {}
-        texts: list[Any] = [fields.get("anchor"), fields.get("positive")]
-        if not all(isinstance(text, str) and text for text in texts):
+        others = fields.get("negatives") or []
+        others = others[: self.negatives] if isinstance(others, list) else []
+        texts: list[Any] = [fields.get("anchor"), fields.get("positive"), *others]
+        if len(others) < self.negatives or not all(isinstance(x, str) and x for x in texts):
             found = ", ".join(fields) or type(row).__name__
             raise DataError(
-                f"{where} needs an `anchor` and a `positive`, both text that is not empty, and has "
-                f'{found}. Write each row as {{"anchor": ..., "positive": ...}}.'
+                f"{where} needs an `anchor`, a `positive` and {self.negatives} `negatives` "
+                f"(data.negatives), all text that is not empty, and has {found}. Write each row as "
+                f'{{"anchor": ..., "positive": ..., "negatives": [...]}}; '
+                f"jtrain.models.hard_negatives finds negatives."
             )
-        others = fields.get("negatives") or []
-        few = not isinstance(others, list) or len(others) < self.negatives
-        if few or not all(isinstance(text, str) and text for text in others[: self.negatives]):
-            count = len(others) if isinstance(others, list) else "no list of"
-            raise DataError(
-                f"{where} has {count} `negatives`, and data.negatives={self.negatives} takes so "
-                f"many texts of each row. Set data.negatives=0, or write a list of texts; "
-                f"jtrain.models.hard_negatives finds them."
-            )
-        texts += others[: self.negatives]
         if any(map(SURROGATE.search, texts)):
             raise DataError(f"{where} {HALF_PAIR}. Remove the row, or the half.")
         return texts

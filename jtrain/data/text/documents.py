@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple, TypeAlias
 
-from jtrain.data.sources.content import HEAD, decode, format_error, read_content, read_line
+from jtrain.data.sources.content import HEAD, decode, format_error, iterate_lines, read_content
 from jtrain.data.sources.files import find_files
 from jtrain.data.text.tokenizers import HALF_PAIR, SURROGATE
 from jtrain.errors import DataError
@@ -60,7 +60,8 @@ def read_pieces(
             encoding = read_content(path, head).encoding
             stream.seek(start.offset if number == start.file else 0)
             if named or by == "line":
-                parts = _lines(stream, path, encoding, field if named else "")
+                lines = iterate_lines(stream, path, encoding)
+                parts = ((_field(x, path, at, field) if named else x, True) for _, at, x in lines)
             else:
                 parts = _windows(stream, path, encoding)
             for text, ends in parts:
@@ -115,18 +116,6 @@ def _cut(text: str) -> int:
     return len(text)
 
 
-def _lines(stream: BinaryIO, path: Path, encoding: str, field: str) -> Iterator[tuple[str, bool]]:
-    while True:
-        first = stream.tell()
-        data = read_line(stream, encoding)
-        if not data:
-            return
-        text = decode(data, path, encoding, first=first, line=not first)[0].rstrip("\r\n")
-        text = text if first else text.removeprefix("\ufeff")
-        if text.strip():
-            yield (_field(text, path, first, field) if field else text), True
-
-
 def _field(text: str, path: Path, first: int, field: str) -> str:
     """Return the text of a JSON line."""
     try:
@@ -142,11 +131,8 @@ def _field(text: str, path: Path, first: int, field: str) -> str:
                 f"{path}: the line at byte {first} {HALF_PAIR}. Leave the line out, or remove it."
             )
         return found
-    texts = (
-        [key for key, value in row.items() if isinstance(value, str)]
-        if isinstance(row, dict)
-        else []
-    )
+    row = row if isinstance(row, dict) else {}
+    texts = [key for key, value in row.items() if isinstance(value, str)]
     raise DataError(
         f"{path}: the line at byte {first} has no text under {field!r}. "
         + (f"Set --field {texts[0]}." if texts else "Leave the line out: it has no text at all.")

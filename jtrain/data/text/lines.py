@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from jtrain.data.batches.fingerprint import Fingerprinted, fingerprint_files
+from jtrain.data.batches.fingerprint import fingerprint_files, fingerprint_turns
 from jtrain.data.batches.stream import Stream
 from jtrain.data.sources.files import find_files
 from jtrain.data.text.documents import DocumentCursor, read_pieces
@@ -160,5 +160,4 @@ class InterleavedStream:
 
     def fingerprint(self) -> str:
         """Return the fingerprints of all streams; empty if one has none."""
-        lines = [s.fingerprint() if isinstance(s, Fingerprinted) else "" for s in self._streams]
-        return f"in turn: {'; '.join(lines)}" if all(lines) else ""
+        return fingerprint_turns(self._streams)

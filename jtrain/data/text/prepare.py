@@ -74,7 +74,9 @@ def prepare(
     check_local_path(str(out), "out")
     files, out = find_files(paths), Path(out)
     request = _request(files, tokenizing, by, field, shard)
-    if (header := _finished_header(out, request)) is not None:
+    if (out / "header.json").exists():
+        header = read_header(out)
+        _check_request(out, header["asked"], request, "holds")
         return header
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -84,8 +86,7 @@ def prepare(
             f"{disk_advice(error, out).words}, or set --out {out}-2"
         ) from None
     note = _open_note(out, request)
-    sizes = [path.stat().st_size for path in files]
-    before = [0, *itertools.accumulate(sizes)]
+    before = [0, *itertools.accumulate(path.stat().st_size for path in files)]
     total = before[-1]
 
     def read(start: DocumentCursor) -> Iterator[TextPiece]:
@@ -228,15 +229,6 @@ def _request(
     }
 
 
-def _finished_header(out: Path, request: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the header of a folder that an equal call completed; None if there is none."""
-    if not (out / "header.json").exists():
-        return None
-    header = read_header(out)
-    _check_request(out, header["asked"], request, "holds")
-    return header
-
-
 def _open_note(out: Path, request: dict[str, Any]) -> dict[str, Any]:
     """Return progress.json of an unfinished folder; write it in a new folder."""
     path = out / "progress.json"
@@ -256,24 +248,15 @@ def _open_note(out: Path, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_note(path: Path) -> dict[str, Any]:
-    """Return the content of progress.json.
-
-    Raises:
-        DataError: if the file was changed.
-    """
+    """Return the content of progress.json; raise DataError if the file was changed."""
     try:
         note = read_json(path)
-        if isinstance(note["asked"], dict):
-            return note
-        words = "is not what was written"
-    except OSError as error:
-        words = f"cannot be read ({error.strerror})"
-    except (ValueError, KeyError, TypeError) as error:
-        words = f"is not what was written ({error})"
-    raise DataError(
-        f"{path} holds the progress of the token files beside it, and {words}. Start again: rm -r "
-        f"{path.parent}"
-    )
+        return {**note, "asked": dict(note["asked"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{path} holds the progress of the token files beside it, and is not what was written "
+            f"({error}). Start again: rm -r {path.parent}"
+        ) from None
 
 
 def _check_request(out: Path, previous: dict[str, Any], request: dict[str, Any], verb: str) -> None:
@@ -281,15 +264,11 @@ def _check_request(out: Path, previous: dict[str, Any], request: dict[str, Any],
     for name, wanted in request.items():
         if previous.get(name) != wanted:
             raise DataError(
-                f"--out {out} {verb} other token files: {name} {_short(previous.get(name))}, and "
-                f"now {name} {_short(wanted)} was requested. Set --out {out}-2, or remove it: "
+                f"--out {out} {verb} other token files: {name} "
+                f"{json.dumps(previous.get(name))[:200]}, and now {name} "
+                f"{json.dumps(wanted)[:200]} was requested. Set --out {out}-2, or remove it: "
                 f"rm -r {out}"
             )
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 200 else f"{text[:200]} ..."
 
 
 class AppendLog:
@@ -327,12 +306,11 @@ class AppendLog:
                 self.close()
                 self._stream = self._next_file()
                 continue
-            data = numbers[:room].astype(self._dtype).tobytes()
-            self._stream.write(data)
-            last["count"] += len(data) // self._dtype.itemsize
-            last["crc32"] = zlib.crc32(data, last["crc32"])
-            self.count += len(data) // self._dtype.itemsize
-            numbers = numbers[room:]
+            part, numbers = numbers[:room].astype(self._dtype), numbers[room:]
+            self._stream.write(part.tobytes())
+            last["crc32"] = zlib.crc32(part.tobytes(), last["crc32"])
+            last["count"] += len(part)
+            self.count += len(part)
 
     def sync(self) -> list[dict[str, Any]]:
         """Flush to the disk; return each file's name, count and checksum."""

@@ -9,6 +9,7 @@ from pydantic import Field
 from jtrain.config.configclass import configclass
 from jtrain.data.batches.shuffle import integers
 from jtrain.data.text.corpora import Corpus
+from jtrain.data.text.tokenizers import Tokenizer
 
 
 class RandomTokens:
@@ -33,7 +34,7 @@ class RandomTokens:
         return f"rows={self._rows} context={self._context} vocab={self._vocab}"
 
 
-class NumberVocabulary:
+class NumberVocabulary(Tokenizer):
     """A vocabulary whose tokens are their own numbers."""
 
     kind = "numbers"
@@ -49,10 +50,6 @@ class NumberVocabulary:
         """Return the numbers in a text, with blanks between them, as uint32."""
         del special  # there are none
         return np.array(text.split(), np.uint32)
-
-    def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the numbers in each text."""
-        return [self.encode(text) for text in texts]
 
     def decode(self, numbers: Sequence[int] | np.ndarray) -> str:
         """Return the numbers, separated by spaces."""

@@ -28,18 +28,16 @@ def read_header(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise DataError(_missing(folder))
     try:
-        header = read_json(path)
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"{path} should be the header of token files and cannot be read: {error}. It was "
-            f"cut or belongs to other data. {AGAIN} {folder}-2"
-        ) from None
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        found = header.get("format", "no format") if isinstance(header, dict) else "no object"
-        raise DataError(
-            f"{path} should be the header of {FORMAT!r} and has {found}. {AGAIN} {folder}-2"
-        )
-    return header
+        header = dict(read_json(path))
+        if header.get("format") == FORMAT:
+            return header
+        error = f"it has the format {header.get('format')}"
+    except (OSError, ValueError, TypeError) as problem:
+        error = problem
+    raise DataError(
+        f"{path} should be the header of {FORMAT!r} and is not: {error}. It was cut or belongs to "
+        f"other data. {AGAIN} {folder}-2"
+    )
 
 
 def _missing(folder: Path) -> str:
@@ -203,11 +201,9 @@ class TokenFiles(TokenRange):
         """Map the numbers of one file."""
         path = resolve_inside(self.path, file["name"], DataError, self.path / "header.json")
         wanted = file["count"] * dtype.itemsize
-        found = path.stat().st_size if path.is_file() else None
-        if found is None:
-            raise DataError(f"{path} should hold {wanted} bytes and does not exist. {self._advice}")
+        found = path.stat().st_size if path.is_file() else 0
         if found != wanted:
-            problem = "was cut" if found < wanted else "has other data behind that"
+            problem = "is missing or was cut" if found < wanted else "has other data behind that"
             raise DataError(
                 f"{path} should end at byte {wanted} and ends at {found}: it {problem}. "
                 f"{self._advice}"
@@ -283,14 +279,11 @@ def _numpy_file(path: Path) -> np.ndarray:
     try:
         check_regular(path)
         tokens = np.load(path, mmap_mode="r", allow_pickle=False)
+        if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+            raise ValueError(f"it holds {tokens.dtype} of shape {tokens.shape}")
+        return tokens
     except (ValueError, OSError) as error:
         raise DataError(
-            f"{path} is not a complete .npy file of numbers ({error}). "
-            f"Write it again with np.save(path, tokens)."
+            f"{path} is not a complete .npy file of one row of tokens ({error}). Write it again "
+            f"with np.save(path, tokens), of tokens.ravel().astype('uint16')."
         ) from error
-    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-        raise DataError(
-            f"{path} should hold one row of tokens and holds {tokens.dtype} of shape "
-            f"{tokens.shape}. Save them flat: np.save(path, tokens.ravel().astype('uint16'))."
-        )
-    return tokens

@@ -1,5 +1,6 @@
 """Rows over a long row of tokens: windows, and documents packed with little padding."""
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -33,15 +34,11 @@ class Windows:
                 f"Windows need one row of whole numbers; these tokens are {tokens.dtype} of shape "
                 f"{tokens.shape}. Flatten them: tokens.ravel().astype('uint16')."
             )
-        if longest < 1:
-            raise DataError(
-                f"Windows of context {context} were requested from {len(tokens)} tokens. "
-                f"A text has at least 2 tokens: give another file."
-            )
         if not 1 <= context <= longest:
+            fitting = f"Set context={min(max(context, 1), longest)}, or give" * (longest > 0)
             raise DataError(
                 f"context {context} does not fit {len(tokens)} tokens, where the longest is "
-                f"{longest}. Set context={min(max(context, 1), longest)} or give a longer text."
+                f"{max(longest, 0)}. {fitting or 'Give'} more text, or hold out another share."
             )
         if not 1 <= stride <= context:
             raise DataError(
@@ -60,7 +57,9 @@ class Windows:
         return self._length
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _windows, (self.tokens, self.context, self.stride)
+        # Its own arguments, as pickling a view of the tokens would copy them.
+        again = functools.partial(Windows, context=self.context, stride=self.stride)
+        return again, (self.tokens,)
 
     def __getitem__(self, indices: np.ndarray, /) -> dict[str, np.ndarray]:
         starts = indices * self.stride
@@ -76,11 +75,6 @@ class Windows:
     def fingerprint(self) -> str:
         """Return the fingerprint of the tokens."""
         return fingerprint_tokens(self.tokens)
-
-
-def _windows(tokens: np.ndarray | TokenRange, context: int, stride: int) -> Windows:
-    """Rebuild the windows in another process, as pickling a view of them would copy them."""
-    return Windows(tokens, context=context, stride=stride)
 
 
 class Packed:

@@ -35,7 +35,7 @@ class Tokenizer(Protocol):
 
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the numbers of each text; on many cores, if that is faster."""
-        ...
+        return [self.encode(text) for text in texts]
 
     def decode(self, numbers: Sequence[int] | np.ndarray, /) -> str:
         """Return the text of these numbers; invalid bytes become U+FFFD."""
@@ -91,7 +91,7 @@ def check_characters(*texts: str) -> Iterator[None]:
         raise DataError(f"Character {place} of a text {HALF_PAIR}. Remove it.") from None
 
 
-class ByteTokenizer:
+class ByteTokenizer(Tokenizer):
     """One token a byte, and 256 for the end of a document."""
 
     kind = "bytes"
@@ -106,10 +106,6 @@ class ByteTokenizer:
         with check_characters(text):
             return np.frombuffer(text.encode(), np.uint8).astype(np.uint16)
 
-    def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the bytes of each text."""
-        return [self.encode(text) for text in texts]
-
     def decode(self, numbers: Sequence[int] | np.ndarray) -> str:
         """Return the text of these bytes without the ends of documents."""
         numbers = np.asarray(numbers)
@@ -120,7 +116,7 @@ class ByteTokenizer:
         return {"kind": self.kind}
 
 
-class Vocabulary:
+class Vocabulary(Tokenizer):
     """A vocabulary of characters; the number of a character is its rank by code point."""
 
     kind = "characters"
@@ -161,10 +157,6 @@ class Vocabulary:
             )
         return numbers.astype(self._smallest)
 
-    def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the numbers of each text."""
-        return [self.encode(text) for text in texts]
-
     def description(self) -> dict[str, Any]:
         """Return the kind and the characters."""
         return {"kind": self.kind, "characters": self.characters}
@@ -182,7 +174,7 @@ def _codes(text: str) -> np.ndarray:
 SMALLEST = 257  # every byte, and the end-of-document token
 
 
-class BPE:
+class BPE(Tokenizer):
     """The tokenizer of a tokenizer.json (its parsed JSON), with any model.
 
     A special token that is spelled out in a text is encoded as plain text, unless asked for. A text

@@ -7,11 +7,11 @@ from typing import Any
 
 from jtrain.checkpoint import inspect, layout
 from jtrain.config.dump import Difference, diff_configs
-from jtrain.data.batches.stream import count_readers
 from jtrain.inspect.report.read_run import read_run
 from jtrain.io.jsonl import read_rows
 from jtrain.train.hooks.step_record import StepRecord, read_step_records
 from jtrain.train.run_dir import RunDir
+from jtrain.train.run_store import count_readers
 
 FACTS = ("jtrain", "python", "packages", "devices", "machine", "git")  # keys of run.json
 

@@ -16,7 +16,6 @@ from jtrain.core.state import TrainState
 from jtrain.core.step import Metrics, StepFn
 from jtrain.core.types import Batch
 from jtrain.data.batches.fingerprint import digest_batch
-from jtrain.data.batches.stream import count_readers
 from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import ConfigError, DamagedError
 from jtrain.inspect.debug.compare import diff_environments
@@ -34,6 +33,7 @@ from jtrain.train.restore import set_up_stored
 from jtrain.train.resume import load_stored
 from jtrain.train.rollback import apply_decisions
 from jtrain.train.run_dir import RunDir, get_environment
+from jtrain.train.run_store import count_readers
 from jtrain.train.supersteps import CallBatches, split_steps
 
 
@@ -248,7 +248,7 @@ def restore_before(
                 log(f"skipped: {error}")
                 continue
             if accepts(state):
-                batches.stacked.restore(checkpoints.about(start).get("batches", {}))
+                batches.train.restore(checkpoints.about(start).get("batches", {}))
                 log(f"from checkpoint {start} of {run_dir.path}")
                 return start, state
     log(f"from the first step of {run_dir.path}")

@@ -10,7 +10,7 @@ import numpy as np
 from jtrain.config.lookup import FIT
 from jtrain.config.sections import RollbackPolicy, SkipPolicy, StopPolicy
 from jtrain.core.loop import FinishedSteps, Recorder, Stop
-from jtrain.data.batches.scan import describe_nonfinite
+from jtrain.data.batches.scan import find_nonfinite
 from jtrain.distributed.multihost import all_gather
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.bad_step_log import BadStep, BadStepLog
@@ -138,8 +138,7 @@ def explain_failure(
     bad, log = bad_steps.bad, bad_steps.log
     window = min(getattr(config.guard, "window", 0), config.steps)
     first = max(1, last - window - 10 * record_every)
-    rows_of = lambda step: log.describe_batch(step).get("rows", ())
-    blame = describe_nonfinite(log.train, range(first, last + 1), rows_of)
+    blame = _describe_nonfinite(log, range(first, last + 1))
     if bad:  # in every process, each of which has read rows of its own
         blame = next((each for each in all_gather(blame) if "every value" not in each), blame)
         late = f"It was found at step {last}: numbers are read some calls late. "
@@ -167,3 +166,14 @@ def _advise(config: RunConfig, bad: BadStep, batch: int) -> str:
     if config.experiment == FIT:  # no config of it can be run
         how = ', repeat the call with guard="skip"'
     return f"It took batch {batch}. To go on without that batch{how}. {FIND}"
+
+
+def _describe_nonfinite(log: BadStepLog, steps: range) -> str:
+    """Describe the first value that is not finite in the batches of these steps, if any."""
+    for step in steps:
+        if found := find_nonfinite(log.train[step - 1]):
+            known = log.describe_batch(step).get("rows", ())
+            origin = f" (row {known[found.row]} of the data set)" if known else ""
+            place = f"row {found.row} of `{found.array}`"
+            return f"In the batch of step {step}, {place} has {found}{origin}."
+    return f"In the batches of steps {steps[0]} to {steps[-1]} every value is finite."

@@ -1,10 +1,9 @@
-"""Rows read from a file of a user: .npz, .npy, .csv or .jsonl."""
+"""Rows in files of a user, read and written: .npz, .npy, .csv or .jsonl."""
 
 import csv
 import io
 import itertools
 import json
-import logging
 import math
 import zipfile
 from collections import Counter
@@ -91,8 +90,6 @@ def _cast(name: str, array: np.ndarray, dtype: Any, who: str) -> np.ndarray:
     )
 
 
-_log = logging.getLogger(__name__)
-CLEAR = 8  # columns of numbers that are a header beyond doubt
 SUFFIXES = (".npz", ".npy", ".csv", ".jsonl")
 _BROKEN = (ValueError, EOFError, zipfile.BadZipFile, AttributeError, KeyError, MemoryError)
 
@@ -106,8 +103,7 @@ def read_rows(
     with a list or a number for each name; for a single wanted array it may be that list or number
     itself. A .csv file has a column NAME, or columns NAME.0, NAME.1 and so on for rows that are
     arrays; for a single wanted array it may have as many columns of any name as the row has
-    numbers, and needs no header. A first line of numbers that differs from the others, such as
-    years, is a header; this is logged.
+    numbers, and needs no header.
 
     Args:
         wanted: the shape and the dtype of a row of each array.
@@ -116,16 +112,10 @@ def read_rows(
     Raises:
         DataError: if the file does not exist, is of another kind, or holds no such rows.
     """
-    if path.suffix not in SUFFIXES:
-        raise DataError(
-            f"{path} ends with {path.suffix or 'nothing'}, and rows are read from "
-            f"{', '.join(SUFFIXES)}: convert it to one of them, such as {path.with_suffix('.npz')}."
-        )
+    check_kind(path, "read from")
     try:
-        if path.suffix == ".npz":
-            return _npz(path)
-        if path.suffix == ".npy":
-            return {_only_name(path, wanted): _npy(path)}
+        if path.suffix in (".npz", ".npy"):
+            return _numpy(path, wanted)
         with open_regular(path) as stream:
             encoding = read_content(path, stream.read(HEAD)).encoding
         encoding = "utf-8-sig" if encoding == "utf-8" else "utf-16"
@@ -141,25 +131,19 @@ def read_rows(
         raise DataError(f"{path} is not UTF-8 text: save it as UTF-8, or give a .npz.") from None
 
 
-def _npz(path: Path) -> dict[str, np.ndarray]:
-    try:
-        with open_regular(path) as file, np.load(file, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
-    except _BROKEN as error:
-        raise _read_error(path, error, "np.savez(file, name=array)") from None
-
-
-def _npy(path: Path) -> np.ndarray:
+def _numpy(path: Path, wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
     try:
         with open_regular(path) as file:
-            return np.lib.format.read_array(file, allow_pickle=False)
+            found = np.load(file, allow_pickle=False)
+            if isinstance(found, np.ndarray):
+                return {_only_name(path, wanted): found}
+            return {name: found[name] for name in found.files}
     except _BROKEN as error:
-        raise _read_error(path, error, "np.save(file, array)") from None
-
-
-def _read_error(path: Path, error: Exception, writer: str) -> DataError:
-    why = "it holds Python objects, which may run code" if "Object arrays" in str(error) else error
-    return DataError(f"{path} cannot be read: {why}. Write it by {writer}, with numbers only.")
+        why = "it holds Python objects, which may run code, or is another file"
+        raise DataError(
+            f"{path} cannot be read: {why if 'pickle' in str(error) else error}. Write it by "
+            f"np.savez(file, name=array) or np.save(file, array), with numbers only."
+        ) from None
 
 
 def _only_name(path: Path, wanted: Mapping[str, Any]) -> str:
@@ -201,12 +185,10 @@ def _array(where: str, name: str, value: Any, row: Any) -> np.ndarray:
         array = np.asarray(value)
     except ValueError:  # lists of several lengths
         array = np.asarray(None)
-    if array.dtype.kind not in "biuf":
-        raise DataError(f"{where}: {name} is no array of numbers: write {_example({name: row})}")
-    if array.shape != row.shape:
+    if array.dtype.kind not in "biuf" or array.shape != row.shape:
         raise DataError(
-            f"{where}: {name} has shape {list(array.shape)}, and {list(row.shape)} is wanted: "
-            f"write {_example({name: row})}"
+            f"{where}: {name} is {array.dtype} of shape {list(array.shape)}, and numbers of shape "
+            f"{list(row.shape)} are wanted: write {_example({name: row})}"
         )
     return array
 
@@ -265,13 +247,10 @@ def _is_header(path: Path, lines: Sequence[Sequence[str]]) -> bool:
         return bool(texts)
     if not _rises(lines[0]) or np.mean([_rises(line) for line in lines[1:]]) >= 0.5:
         return False
-    found = f"{path}:1: {', '.join(cells[:2])} ... {cells[-1]}"
-    if len(cells) < CLEAR:
-        raise DataError(
-            f"{found} may be a row, or the names of the columns: --header no, or --header yes"
-        )
-    _log.warning("%s are the names of the columns; if they are a row: --header no", found)
-    return True
+    raise DataError(
+        f"{path}:1: {', '.join(cells[:2])} ... {cells[-1]} may be a row, or the names of the "
+        f"columns, such as years: --header no, or --header yes"
+    )
 
 
 def _rises(line: Sequence[str]) -> bool:
@@ -293,15 +272,12 @@ def _places(
         places[name] = [] if absent or header is None else [header.index(c) for c in columns]
     if not missing:
         return places
-    if len(wanted) == 1 and (name := next(iter(wanted))):
-        size = math.prod(wanted[name].shape)
-        if size == count:
-            return {name: list(range(count))}
+    if len(wanted) == 1 and [math.prod(row.shape) for row in wanted.values()] == [count]:
+        return {name: list(range(count)) for name in wanted}
     names = f"{missing[0]} ... {missing[-1]}" if len(missing) > 2 else ", ".join(missing)
     found = f"{count} columns without names" if header is None else ", ".join(header[:8])
-    ellipsis = " ..." if header and len(header) > 8 else ""
     raise DataError(
-        f"{path} lacks {names}, and has {found}{ellipsis}: {describe(wanted)} is wanted. Name the "
+        f"{path} lacks {names}, and has {found}: {describe(wanted)} is wanted. Name the "
         f"columns so in the first line."
     )
 
@@ -334,3 +310,71 @@ def _stack(path: Path, rows: Mapping[str, Sequence[np.ndarray]]) -> dict[str, np
     if not all(rows.values()):
         raise DataError(f"{path} has no rows: give at least one.")
     return {name: np.stack(arrays) for name, arrays in rows.items()}
+
+
+def check_kind(path: Path, verb: str = "written to") -> None:
+    """Raise DataError unless a file of this name can have rows."""
+    if path.suffix not in SUFFIXES:
+        raise DataError(
+            f"{path} ends with {path.suffix or 'nothing'}, and rows are {verb} "
+            f"{', '.join(SUFFIXES)}: give one of these, such as {path.with_suffix('.npz')}"
+        )
+
+
+def encode_rows(path: Path, arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Return the content of a file of these arrays, n ... each, in the format of its suffix.
+
+    Raises:
+        DataError: if several arrays are given for a .npy.
+    """
+    check_kind(path)
+    file = io.BytesIO()
+    if path.suffix == ".npz":
+        with zipfile.ZipFile(file, "w") as archive:  # np.savez takes no array named `file`
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, array, allow_pickle=False)
+        return file.getvalue()
+    if path.suffix == ".npy":
+        if len(arrays) > 1:
+            raise DataError(
+                f"{path} can hold one array, and the arrays are {', '.join(arrays)}: write "
+                f"{path.with_suffix('.npz')}"
+            )
+        np.save(file, next(iter(arrays.values())), allow_pickle=False)
+        return file.getvalue()
+    return (_csv_text(arrays) if path.suffix == ".csv" else _jsonl_text(arrays)).encode()
+
+
+def _csv_text(arrays: Mapping[str, np.ndarray]) -> str:
+    """Return a table with a column for each number of a row: NAME, or NAME.0, NAME.1 and so on."""
+    header, columns = [], []
+    for name, array in arrays.items():
+        flat = array.reshape(len(array), math.prod(array.shape[1:]))
+        header += [name] if array.ndim == 1 else [f"{name}.{i}" for i in range(flat.shape[1])]
+        columns.append(flat.astype(np.int64) if array.dtype.kind == "b" else flat)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    for row in zip(*columns, strict=True):
+        # str() gives the shortest digits that read back as the same float32.
+        writer.writerow([str(value) for part in row for value in part])
+    return text.getvalue()
+
+
+def _jsonl_text(arrays: Mapping[str, np.ndarray]) -> str:
+    count = len(next(iter(arrays.values())))
+    rows = ({name: _plain(array[i]) for name, array in arrays.items()} for i in range(count))
+    return "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+
+
+def _plain(value: Any) -> Any:
+    """Return lists of numbers, with "NaN" and "Infinity" in place of numbers that JSON lacks."""
+    if isinstance(value, np.ndarray):
+        return [_plain(each) for each in value]
+    if value.dtype.kind != "f":
+        return value.item()
+    number = float(str(value))  # the fewest digits that identify a float32
+    if math.isfinite(number):
+        return number
+    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
