@@ -34,7 +34,7 @@ from typing import Any
 import jax
 import pytest
 
-from jtrain.checkpoint.orbax_logging import UNAWAITED
+from jtrain.checkpoint.storage import UNAWAITED
 from jtrain.distributed.cpu_threads import release_pool_variable
 
 jax.devices()  # with the threads that `import jtrain` asks for

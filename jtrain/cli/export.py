@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +45,12 @@ def export_safetensors(
     Raises:
         UserError: if the checkpoint has no parameters, and not everything was requested.
     """
-    from jtrain.checkpoint import export, inspect, layout
+    from jtrain.checkpoint import inspect, layout
     from jtrain.io.safetensors import write_safetensors
 
     layout.check_valid(directory, step)
     leaves = layout.read_record(directory, step)["leaves"]
-    names = export.exported_names(leaves, everything)
+    names = _exported_names(leaves, everything)
     if not names:
         raise UserError(
             f"{directory / str(step)} has no leaf params/..., only {', '.join(list(leaves)[:5])}; "
@@ -62,6 +62,21 @@ def export_safetensors(
     size = write_safetensors(out, tensors, about)
     found = {"out": str(out), "step": step, "tensors": len(tensors), "bytes": size}
     return found, f"{out}: {len(tensors)} tensors of step {step}, {format_bytes(size)}"
+
+
+def _exported_names(leaves: Mapping[str, str], everything: bool) -> dict[str, str]:
+    """Return the stored name of each exported leaf by its exported name: dots for slashes.
+
+    Args:
+        leaves: the leaves of the checkpoint.
+        everything: include the optimizer and the keys; otherwise only parameters and extra/.
+    """
+    if everything:
+        return {name.replace("/", "."): name for name in leaves}
+    prefix = "params/"
+    params = {name.removeprefix(prefix): name for name in leaves if name.startswith(prefix)}
+    extra = {name: name for name in leaves if name.startswith("extra/")}
+    return {exported.replace("/", "."): name for exported, name in {**params, **extra}.items()}
 
 
 def _safetensors(args: argparse.Namespace) -> tuple[dict[str, Any], str]:

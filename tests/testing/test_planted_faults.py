@@ -23,9 +23,9 @@ from jtrain.core.mean import Mean
 from jtrain.errors import CodeError
 from jtrain.parallel import Axes
 from jtrain.testing.flow import trace_mean_flows
+from jtrain.testing.invariant import compare_steps
 from jtrain.testing.loss_checks import compare_loss, find_counted_index
 from jtrain.testing.purity import explain_impurity
-from jtrain.testing.steps import compare_steps
 from jtrain.testing.sums import Sums
 
 NEIGHBOURS = dict(of_rows.NEIGHBOURS)
