@@ -14,6 +14,7 @@ of the first process is measured beside that of a run of one: all others have se
 """
 
 import argparse
+import functools
 import os
 import statistics
 import tempfile
@@ -88,27 +89,24 @@ def first_of_many(asked: argparse.Namespace) -> None:
     print(machine())
     with tempfile.TemporaryDirectory(dir=asked.directory) as place:
         directory = Path(place)
-        for step, processes in enumerate((1, asked.processes)):
+        for processes in (1, asked.processes):  # a checkpoint of each, by its name
             for process in range(processes):
-                folder = directory / str(step) / "state" / f"ocdbt.process_{process}" / "d"
+                folder = directory / str(processes) / "state" / f"ocdbt.process_{process}" / "d"
                 folder.mkdir(parents=True)
                 # Without bytes for the others: their hosts have them.
                 size = asked.mb * 10**6 // FILES if process == 0 else 8
                 for number in range(FILES):
                     (folder / str(number)).write_bytes(os.urandom(size))
                 if process:
-                    seal.seal(folder.parent, step)
-        steps = {1: 0, asked.processes: 1}
-        share = lambda count: (0, count)
+                    seal.seal(folder.parent, processes)
         works: Mapping[str, Callable[[int], object]] = {
-            "seal": lambda n: seal.seal(directory / str(steps[n]), steps[n]),
-            "verify": lambda n: seal.seal_faults(
-                directory / str(steps[n]), steps[n], full=True, share=share(n)
-            ),
-            "list": lambda n: layout.find_faults(directory, steps[n], full=False),
+            "seal": lambda n: seal.seal(directory / str(n), n),
+            "verify": lambda n: layout.find_faults(directory, n, full=True, share=(0, n)),
+            "list": lambda n: layout.find_faults(directory, n, full=False),
         }
         for name, work in works.items():
-            turns = {f"{n}": lambda n=n, work=work: once(lambda: work(n)) for n in steps}
+            calls = (functools.partial(work, n) for n in (1, asked.processes))
+            turns = {f"{i}": functools.partial(once, call) for i, call in enumerate(calls)}
             one, many = take_turns(turns, asked.rounds, warmup=2).values()
             print(f"{name:8} of one {told(one)} s, of many {told(many)} s: {ratio(many, one)}")
 

@@ -23,7 +23,7 @@ from typing import Any
 from report import environment, markdown
 
 HERE = Path(__file__).parent
-# In the order in which a machine that is lent for some minutes answers most.
+# What answers most comes first: a run that is cut off has it in its table.
 PARTS = {
     "gpt2-cures": "GPT-2: the guard by a select, logits in bfloat16, all logits at once",
     "llama-cures": "the Llama: the same",

@@ -6,8 +6,10 @@ in the memory or arithmetic of one device, are detected at no more cost than rea
 devices (shown by tests/checkpoint).
 """
 
+import errno
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -47,8 +49,13 @@ def read_all_prints(folder: Path, own: ReplicaPrints) -> ReplicaPrints:
     """Return the fingerprints of all processes, and remove their files.
 
     Files with the same digest as that of this process, `own`, are not read.
+
+    Raises:
+        FileNotFoundError: if a file is missing: the file system does not show it here yet.
     """
     files = list(folder.glob(f"{_COPIES}*"))
+    if len(files) != jax.process_count():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{folder / _COPIES}*")
     if all(file.stem == f"{_COPIES}{_digest(own)}" for file in files):
         found = own
     else:
