@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from jtrain.data.batches.scan import find_nonfinite
+from jtrain.data.batches.scan import NonfiniteValue, find_nonfinite
 from jtrain.errors import CheckpointError
 from jtrain.io.jsonl import JsonlWriter, complete_rows
 
@@ -61,14 +61,16 @@ class BadStepLog:
         indices = getattr(self._source, "indices", None)
         return {"batch": number, **({"rows": indices(number).tolist()} if indices else {})}
 
-    def describe_nonfinite(self, step: int) -> str:
-        """Describe what is not finite in the data of a step, and where; "" if all is finite."""
+    def find_nonfinite(self, step: int) -> tuple[NonfiniteValue, int | None] | None:
+        """Return the first value in a step's data that is not finite, and its row of the data set.
+
+        The row is None where the data set does not number its rows.
+        """
         found = find_nonfinite(self.train[step - 1])
         if found is None:
-            return ""
+            return None
         rows = self.describe_batch(step).get("rows")
-        row = f"row {rows[found.row]}" if rows else f"row {found.row} of the batch of step {step}"
-        return f"{row} of `{found.array}` has {found}"
+        return found, rows[found.row] if rows else None
 
     def close(self) -> None:
         """Close the file."""

@@ -10,7 +10,6 @@ import numpy as np
 from jtrain.config.lookup import FIT
 from jtrain.config.sections import RollbackPolicy, SkipPolicy, StopPolicy
 from jtrain.core.loop import FinishedSteps, Recorder, Stop
-from jtrain.data.batches.scan import find_nonfinite
 from jtrain.distributed.multihost import all_gather
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.bad_step_log import BadStep, BadStepLog
@@ -171,9 +170,9 @@ def _advise(config: RunConfig, bad: BadStep, batch: int) -> str:
 def _describe_nonfinite(log: BadStepLog, steps: range) -> str:
     """Describe the first value that is not finite in the batches of these steps, if any."""
     for step in steps:
-        if found := find_nonfinite(log.train[step - 1]):
-            known = log.describe_batch(step).get("rows", ())
-            origin = f" (row {known[found.row]} of the data set)" if known else ""
-            place = f"row {found.row} of `{found.array}`"
-            return f"In the batch of step {step}, {place} has {found}{origin}."
+        if found := log.find_nonfinite(step):
+            value, row = found
+            origin = "" if row is None else f" (row {row} of the data set)"
+            place = f"row {value.row} of `{value.array}`"
+            return f"In the batch of step {step}, {place} has {value}{origin}."
     return f"In the batches of steps {steps[0]} to {steps[-1]} every value is finite."

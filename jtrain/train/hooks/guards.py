@@ -141,9 +141,12 @@ class SkipGuard(Guard):
         }
 
     def _name_data(self, step: int) -> None:
-        self._cause = self._log.describe_nonfinite(step)
-        if not self._cause:
+        self._cause, found = "", self._log.find_nonfinite(step)
+        if not found:
             return
+        value, row = found
+        where = f"row {value.row} of the batch of step {step}" if row is None else f"row {row}"
+        self._cause = f"{where} of `{value.array}` has {value}"
         self._data_steps += 1
         if self._cause not in self._named and len(self._named) < MAX_NAMED:
             self._named[self._cause] = None
