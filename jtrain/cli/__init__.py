@@ -19,29 +19,40 @@ from jtrain.io.environment import jtrain_version
 from jtrain.io.redact import redact
 from jtrain.train.runtime import pause_collection
 
-# jtrain/cli/VERB.py has `main(argv) -> exit code`.
-VERBS = {
-    "doctor": "find what is wrong with this machine, before anything is trained",
-    "init": "write a project of your own: an experiment, its config, its test",
-    "run": "train a config, or resume a run that was stopped",
-    "eval": "evaluate a trained run",
-    "predict": "write the outputs of a trained run for each row of a file",
-    "sample": "write a text sampled from a trained run",
-    "show": "print a config's values and the origin of each, or the help of a key",
-    "check": "check that no split of a batch changes what a config trains",
-    "explain": "print what a step computes, saves and sends, by module",
-    "plan": "print the memory and collectives of a step on devices that are not here",
-    "range": "suggest a learning rate, by a short run in which it grows",
-    "replay": "recompute a step of a run, and compare its bits",
-    "diff": "print where two runs diverge: the first step, number, batch and leaf",
-    "ckpt": "look after checkpoints: ls, verify, show, diff, rm, export, fetch",
-    "export": "write a trained model for other programs: transformers, safetensors, StableHLO",
-    "data": "write text as token files; print rows of a config's batches",
-    "sweep": "run a config with several values, side by side, and rank them",
-    "work": "join a running run on parameter servers as one worker more",
-    "launch": "run any of these in several processes on this machine",
-    "report": "write one HTML page about some runs: curves, differences, speed, samples",
+# jtrain/cli/VERB.py has `main(argv) -> exit code`; the help lists the verbs under these headings.
+GROUPS = {
+    "Begin": {
+        "init": "write a project of your own: an experiment, its config, its test",
+        "doctor": "find what is wrong with this machine, before anything is trained",
+    },
+    "Know before you run": {
+        "show": "print a config's values and the origin of each, or the help of a key",
+        "data": "write text as token files; print rows of a config's batches",
+        "check": "check that no split of a batch changes what a config trains",
+        "explain": "print what a step computes, saves and sends, by module",
+        "plan": "print the memory and collectives of a step on devices that are not here",
+        "range": "suggest a learning rate, by a short run in which it grows",
+    },
+    "Train": {
+        "run": "train a config, or resume a run that was stopped",
+        "sweep": "run a config with several values, side by side, and rank them",
+        "launch": "run any of these in several processes on this machine",
+        "work": "join a running run on parameter servers as one worker more",
+    },
+    "Use a trained model": {
+        "eval": "evaluate a trained run",
+        "predict": "write the outputs of a trained run for each row of a file",
+        "sample": "write a text sampled from a trained run",
+        "export": "write a trained model for other programs: transformers, safetensors, StableHLO",
+        "ckpt": "look after checkpoints: ls, verify, show, diff, rm, export, fetch",
+    },
+    "Look back": {
+        "report": "write one HTML page about some runs: curves, differences, speed, samples",
+        "diff": "print where two runs diverge: the first step, number, batch and leaf",
+        "replay": "recompute a step of a run, and compare its bits",
+    },
 }
+VERBS = {verb: text for group in GROUPS.values() for verb, text in group.items()}
 # They compute with JAX and leave the flags of the compiler as they are; run, plan and explain set
 # flags, and check them then.
 _COMPUTE = {"eval", "predict", "sample", "check", "range", "replay", "export", "work", "doctor"}
@@ -109,14 +120,16 @@ def _run_verb(verb: str, rest: list[str]) -> int:
 
 def _help() -> str:
     width = max(map(len, VERBS))
-    verbs = "\n".join(f"  {verb:{width}} {help_text}" for verb, help_text in VERBS.items())
+    lines = []
+    for heading, verbs in GROUPS.items():
+        lines += ["", heading, *(f"  {verb:{width}} {text}" for verb, text in verbs.items())]
+    listed = "\n".join(lines)
     return f"""\
 jtrain trains any pure JAX loss function on any number of devices.
 
   jtrain VERB CONFIG [KEY=VALUE ...]
   jtrain VERB --help
-
-{verbs}
+{listed}
 
 For example: jtrain run configs/shakespeare.yaml steps=400 optimizer.lr=2e-3"""
 
