@@ -1,8 +1,12 @@
 """Exchange of JSON values between all processes of a run."""
 
 import collections
+import contextlib
+import functools
 import json
-from collections.abc import Callable, Mapping
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -56,6 +60,7 @@ def all_gather(value: Any) -> list[Any]:
     """
     if jax.process_count() == 1:
         return [value]
+    _connect()
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)
     sizes = np.asarray(multihost_utils.process_allgather(np.array(len(text))))
     padded = np.zeros(sizes.max(), np.uint8)
@@ -65,6 +70,27 @@ def all_gather(value: Any) -> list[Any]:
         json.loads(row[:size].tobytes())
         for row, size in zip(texts, sizes.ravel().tolist(), strict=True)
     ]
+
+
+@functools.cache
+def _connect() -> None:
+    """Exchange a first array: on CPUs, Gloo writes to the standard output when it connects."""
+    with _quiet_output():
+        multihost_utils.process_allgather(np.zeros(()))
+
+
+@contextlib.contextmanager
+def _quiet_output() -> Iterator[None]:
+    """Drop what C++ code of this process writes to the standard output in the block."""
+    sys.stdout.flush()
+    shown, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        yield
+    finally:
+        os.dup2(shown, 1)
+        os.close(shown)
+        os.close(nowhere)
 
 
 def barrier() -> None:
