@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     outcome = run(resolved.config, source=resolved.path, hooks=hooks)
     if outcome.directory.first:
         command = f"{program()} run {shlex.join(argv)}"
-        print(format_summary(outcome, resolved.config, resolved.path, command))
+        print(format_summary(outcome, resolved.config, resolved.path, command, args.settings))
     if profile:
         print_profile(profile, resolved.config, outcome)
     return CODES[outcome.status]

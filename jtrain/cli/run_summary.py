@@ -3,8 +3,9 @@
 import contextlib
 import math
 import os
+import shlex
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,23 @@ from jtrain.train.program import set_up
 from jtrain.train.run_result import FINISHED, RunResult
 
 
-def format_summary(outcome: RunResult, config: RunConfig, source: Path, command: str) -> str:
-    """Return the summary that `jtrain run` prints; a person typed `command` for `source`."""
+def format_summary(
+    outcome: RunResult, config: RunConfig, source: Path, command: str, settings: Sequence[str]
+) -> str:
+    """Return the summary that `jtrain run` prints.
+
+    Args:
+        source: the config file.
+        command: what was typed.
+        settings: the part of it that changes values, such as `steps=400`.
+    """
     directory = outcome.directory
     parts = [_curve(outcome), _sample(outcome), _best(outcome), _time(outcome), _files(outcome)]
     if outcome.status == "done":
         ending = f"done at step {outcome.step}: {outcome.why}" if outcome.why else ""
-        again = f"{program()} run {source} name={directory.path.name}-2 optimizer.lr=1e-3"
+        kept = [x for x in settings if not x.startswith(("name=", "optimizer.lr="))]
+        changed = [*kept, f"name={directory.path.name}-2", "optimizer.lr=1e-3"]
+        again = f"{program()} run {source} {shlex.join(changed)}"
         more = " ".join(settings_to_extend(config, 2 * outcome.step))
         commands = (
             f"next:  {again}   another run, one value changed\n"
