@@ -41,9 +41,10 @@ _KEYS = {
     "kind": "type",
 }
 SYNONYMS = {word: key for key, words in _KEYS.items() for word in words.split()}
-# The same for kinds: the nearest of ours; to a plateau, a rate that stays and falls at the end.
+# The same for kinds: the nearest of ours (`optax` takes a name of its own); to a plateau, a rate
+# that stays and falls at the end.
 KINDS = {
-    "adam": "rmsprop adagrad adadelta adamax radam adabelief yogi",
+    "optax": "rmsprop adagrad adadelta adamax radam adabelief yogi prodigy",
     "sgd": "momentum nesterov sgd_momentum sgdm",
     "mirrored": "ddp dp ddp_spawn ddp_find_unused_parameters_true data_parallel "
     "distributed_data_parallel horovod mirroredstrategy multiworkermirrored",

@@ -9,6 +9,7 @@ from jtrain.optim.adam import Adam as Adam
 from jtrain.optim.adam import AdamW as AdamW
 from jtrain.optim.adam import Lamb as Lamb
 from jtrain.optim.adam import NAdamW as NAdamW
+from jtrain.optim.by_name import Optax as Optax
 from jtrain.optim.evaluation import WithEvalParams as WithEvalParams
 from jtrain.optim.evaluation import evaluation_params as evaluation_params
 from jtrain.optim.groups import ParamGroup as ParamGroup
@@ -31,7 +32,7 @@ from jtrain.optim.sgd import SGD as SGD
 from jtrain.optim.sgd import Lion as Lion
 
 Optimizer: TypeAlias = Annotated[
-    SGD | Adam | AdamW | NAdamW | Lamb | Adafactor | Lion | Muon | ScheduleFree | LBFGS,
+    SGD | Adam | AdamW | NAdamW | Lamb | Adafactor | Lion | Muon | ScheduleFree | LBFGS | Optax,
     Registry("optimizers", OptimizerConfig),
 ]
 

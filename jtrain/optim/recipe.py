@@ -141,10 +141,14 @@ class OptimizerConfig(Kind, abc.ABC):
 
     def _scale(self, rate: LearningRate) -> optax.GradientTransformation:
         """Return the scaling by minus the learning rate and the factors of the groups."""
-        by_rate = optax.scale_by_learning_rate(rate)
+        by_rate, factors = optax.scale_by_learning_rate(rate), self._factors()
+        return optax.chain(*factors, by_rate) if factors else by_rate
+
+    def _factors(self) -> list[optax.GradientTransformation]:
+        """Return the scaling by the factors of the groups, if one is not 1."""
         if all(group.lr_factor == 1 for group in self.groups):
-            return by_rate
-        return optax.chain(_by_name(lambda u, _, factor: u * factor, self._factor_of), by_rate)
+            return []
+        return [_by_name(lambda u, _, factor: u * factor, self._factor_of)]
 
     def _freeze(self, dims: NamedDims) -> optax.GradientTransformation:
         """Set the gradients of frozen leaves to zero; `init` checks every pattern."""

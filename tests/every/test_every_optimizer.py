@@ -30,6 +30,7 @@ from jtrain.optim import (
     Lion,
     Muon,
     NAdamW,
+    Optax,
     Optimizer,
     ParamGroup,
     ScheduleFree,
@@ -154,11 +155,13 @@ MEMBERS = {
     "schedule_free": Row(ScheduleFree(lr=0.3, **_adams), schedule_free),
     "averaged": Row(AdamW(lr=0.3, ema=0.9, **_adams), adamw),
 }
-# It goes as far as the loss falls, and so by no rate, decay or clip: its own tests are in
-# tests/optim/test_lbfgs.py, and here it has those in which the others take none either.
+# They have no weight decay of ours, and tests of their own in tests/optim/.
 _parts = ("diff_params", "diff_updates", "weights_memory")
-SEARCH = {"lbfgs": Row(LBFGS(), lambda *_: np.nan, _parts)}
-EVERY = {**MEMBERS, **SEARCH}
+OTHERS = {
+    "lbfgs": Row(LBFGS(), lambda *_: np.nan, _parts),
+    "prodigy": Row(Optax(lr=1.0, name="contrib.prodigy"), lambda *_: np.nan),
+}
+EVERY = {**MEMBERS, **OTHERS}
 every = pytest.mark.parametrize("row", EVERY.values(), ids=EVERY.keys())
 by_formula = pytest.mark.parametrize("row", MEMBERS.values(), ids=MEMBERS.keys())
 
