@@ -17,11 +17,11 @@ from jtrain.distributed.compiler_flags import apply_flags
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.distributed.watchdog import StartupProgress, Watchdog
-from jtrain.errors import ConfigError, UserError
+from jtrain.errors import ConfigError
 from jtrain.errors.user_code import api_boundary
 from jtrain.io.log import LOG, RunLog
 from jtrain.train.code_digest import digest_code
-from jtrain.train.compile_step import record_compile, resolve_with_step_time
+from jtrain.train.compile_step import resolve_with_step_time
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.function_hooks import Observer, to_hook
 from jtrain.train.hooks.signals import GraceBudget, Signals
@@ -188,11 +188,8 @@ def _log_start(store: DirectoryStore, program: Program, resume: ResumePoint) -> 
 
 
 def _record_start(store: DirectoryStore, program: Program, resume: ResumePoint) -> None:
-    """Write what was compiled, and to run.json that the run trains, with facts about it."""
+    """Write to run.json that the run trains, with facts about it."""
     start, resolved = resume.start or 0, program.resolved
-    if store.run_dir.first:
-        with contextlib.suppress(UserError, OSError):  # the run does not need the file
-            record_compile(store.run_dir.compiles, program, resume.schedule, start)
     config = resolved.config
     facts = {"sets": list(resolved.sets), "data": resolved.data}
     facts |= get_environment(resolved.devices)

@@ -53,8 +53,8 @@ class CheckpointRecord(NamedTuple):
 class RunDir:
     """Files in `runs/NAME/`: config.yaml, run.json, log.txt, checkpoints/ and more.
 
-    Numbers are in metrics.jsonl, speed.jsonl, time.jsonl and steps.jsonl, what was compiled in
-    compiles.jsonl; events.jsonl is created at the first bad step.
+    Numbers are in metrics.jsonl, speed.jsonl, time.jsonl and steps.jsonl;
+    events.jsonl is created at the first bad step.
     """
 
     def __init__(self, path: Path, again: str = "", process: int = 0):
@@ -72,7 +72,7 @@ class RunDir:
         self.checkpoints = path / "checkpoints"
         self.steps, self.times = path / "steps.jsonl", path / "time.jsonl"
         self.leaves, self.pictures = path / "leaves.jsonl", path / "pictures"
-        self.events, self.compiles = path / "events.jsonl", path / "compiles.jsonl"
+        self.events = path / "events.jsonl"
         self.resume_command = again or f"{program()} run {self.config}"
         self._identity: dict[str, Any] = {}
         self._values: Any = None

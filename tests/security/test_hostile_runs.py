@@ -205,7 +205,7 @@ def test_all_that_verbs_print_goes_through_one_function():
 
 SECRET = b'{"step": 3, "loss": "THE-READERS-OWN"}\n'
 PNG = b"\x89PNG\r\n\x1a\n" + SECRET
-FILES = ["config.yaml", "run.json", "metrics.jsonl", "speed.jsonl", "steps.jsonl", "leaves.jsonl", "events.jsonl", "compiles.jsonl", "profile.json", "log.txt", "samples.txt", "pictures/a-3.png", "checkpoints/.writer", "checkpoints/2/about.json", "checkpoints/2/seal.json", "checkpoints/2/state/_METADATA", "checkpoints/2.bak"]  # fmt: skip
+FILES = ["config.yaml", "run.json", "metrics.jsonl", "speed.jsonl", "steps.jsonl", "leaves.jsonl", "events.jsonl", "profile.json", "log.txt", "samples.txt", "pictures/a-3.png", "checkpoints/.writer", "checkpoints/2/about.json", "checkpoints/2/seal.json", "checkpoints/2/state/_METADATA", "checkpoints/2.bak"]  # fmt: skip
 EVERYBODYS = ("config.yaml", "run.json", "checkpoints/2")
 FOLDERS = ["checkpoints", "checkpoints/2", "checkpoints/2/state", "pictures"]
 READERS = [
