@@ -119,9 +119,6 @@ class LogConfig:
 
     every: Annotated[int, DurationField(1, "%")] = 50
     """Steps between log lines, or 1M tokens, 1%, 10 seconds."""
-    leaves: Cadence = 0
-    """Steps between statistics of each leaf of the parameters, in leaves.jsonl: norms of gradient
-    and update; 0: none. Each costs about as much time as a step."""
     pictures: Cadence = 0
     """Steps between pictures, if the experiment has them; 0: only at the end."""
 
@@ -225,7 +222,6 @@ class BaseConfig:
             "evaluate.every": self.evaluate.every,
             **sets,
             "checkpoint.every": self.checkpoint.every,
-            "log.leaves": self.log.leaves,
             "log.pictures": self.log.pictures,
             "checks.recompute": self.checks.recompute,
         }.items():

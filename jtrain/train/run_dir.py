@@ -71,7 +71,7 @@ class RunDir:
         self.samples = path / "samples.txt"
         self.checkpoints = path / "checkpoints"
         self.steps, self.times = path / "steps.jsonl", path / "time.jsonl"
-        self.leaves, self.pictures = path / "leaves.jsonl", path / "pictures"
+        self.pictures = path / "pictures"
         self.events = path / "events.jsonl"
         self.resume_command = again or f"{program()} run {self.config}"
         self._identity: dict[str, Any] = {}

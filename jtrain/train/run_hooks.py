@@ -34,7 +34,6 @@ from jtrain.train.hooks.signals import GracePeriod, Signals
 from jtrain.train.hooks.speed import Speed, measure_memory
 from jtrain.train.hooks.step_record import StepRecorder
 from jtrain.train.hooks.tracking import Tracking
-from jtrain.train.leaf_statistics import LeafLog
 from jtrain.train.program import Program
 from jtrain.train.rollback import ResumePoint
 from jtrain.train.run_dir import RunDir
@@ -253,13 +252,6 @@ def watch_grace_period(run: Attempt, speed: Speed) -> GracePeriod:
         steps_per_call=schedule.longest,
         cadence=str(cadence) if isinstance(cadence, Duration) else f"{cadence} steps",
     )
-
-
-def log_leaves(run: Attempt, pause: Pause) -> LeafLog | None:
-    """Return the hook that logs statistics of the leaves, if configured."""
-    if run.files is None or not run.config.log.leaves:
-        return None
-    return LeafLog(run.program, open_rows(run, run.files.leaves), pause, run.resume.batches.train)
 
 
 def draw_pictures(run: Attempt, pause: Pause) -> Pictures | None:

@@ -258,7 +258,6 @@ def _cadences(config: RunConfig, *, evaluates: bool) -> dict[str, int]:
         "evaluate.every": config.evaluate.every if evaluates else 0,
         **{f"evaluate.sets.{name}.every": x.every for name, x in config.evaluate.sets.items()},
         "checkpoint.every": config.checkpoint.every,
-        "log.leaves": config.log.leaves,
         "log.pictures": config.log.pictures,
         "checks.recompute": config.checks.recompute,
     }

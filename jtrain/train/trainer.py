@@ -159,7 +159,6 @@ class Trainer:
             run.closing.callback(self.times.close)
         self.progress = run_hooks.show_progress(run, self.speed, self.evaluations)
         self.tracking = run_hooks.track(run, self.speed)
-        self.leaves = run_hooks.log_leaves(run, self.pause)
         self.pictures = run_hooks.draw_pictures(run, self.pause)
         self.save, self.retries = self._make_save()
         self.own_hooks = run_hooks.prepare_own_hooks(run, own_hooks, self.evaluations)
@@ -187,7 +186,6 @@ class Trainer:
             run_hooks.watch_grace_period(run, self.speed) if run.files else None,
             # What takes the state. The save is last: it stores the results of the evaluations, and
             # writes nothing after a bad step.
-            self.leaves,
             *self.evaluations.values(),
             *self.own_hooks,
             self.pictures if config.log.pictures else None,
@@ -361,7 +359,7 @@ class Trainer:
             hold = store.holder(self.attempt.program, self.best)
             return SaveHook(every=config.steps, save=hold, best=self.best), None
         # Their rows are flushed to the disk before a checkpoint is; not those of the timings.
-        flushed = [self.metrics, self.step_record, self.leaves]
+        flushed = [self.metrics, self.step_record]
         retries = SaveRetries(store.checkpoints)
         saver = CheckpointSaver(
             self.attempt.program.resolved,
