@@ -76,9 +76,6 @@ class EvaluateConfig:
     """Steps between evaluations, or 1 epoch, 2M tokens, 10%, 5 minutes; 0: only at the end."""
     batch: int = Field(default=0, ge=0)
     """Rows a batch, over all devices; 0: as many as in training."""
-    int8: tuple[str, ...] = ()
-    """Patterns of leaves whose products an evaluation computes in int8, such as */kernel; empty:
-    an evaluation computes in the precision of the run."""
     rows_interact: Literal["batch", "slice"] = "batch"
     """For a loss whose rows interact in evaluation too. batch: all rows of a set are one batch, or
     the run is refused; slice: the rows of each batch are a group."""

@@ -24,7 +24,7 @@ from jtrain.optim import WithEvalParams
 from jtrain.parallel import Device
 from jtrain.parallel.offload import device_shardings, to_device, with_offload
 from jtrain.train.check_batch.first_batch import FirstRows
-from jtrain.train.eight_bits import check_hardware, int8_loss
+from jtrain.train.eight_bits import check_hardware
 from jtrain.train.evaluation import SetEvaluations, gather_weights, make_evaluation_params
 from jtrain.train.experiment import RunConfig
 from jtrain.train.initial_state import (
@@ -219,15 +219,12 @@ class Program:
     @functools.cached_property
     def _evaluations(self) -> SetEvaluations:
         config, x = self.resolved.config, self.resolved.experiment
-        loss = int8_loss(x.loss, config.evaluate.int8)
-        compute = config.precision.compute
         rows_interact = x.rows_interact
         if rows_interact == "batch":
             rows_interact = config.evaluate.rows_interact
         return SetEvaluations(
             self.resolved.sets,
-            # The same object is traced once for both.
-            self.loss if loss is x.loss else compute_in(loss, compute, self._sharding.params),
+            self.loss,
             self.resolved.strategy,
             rows_interact=rows_interact,
             workers=config.workers,
