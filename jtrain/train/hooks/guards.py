@@ -3,7 +3,6 @@
 A guard has `judge` and `state`, as `jtrain.config.GuardPolicy.make_judge` describes them.
 """
 
-import collections
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -59,12 +58,11 @@ class SkipGuard:
         start: int,
         known: Mapping[str, Any],
     ):
-        self._policy, self._log = policy, log
+        self._log = log
         self._window = min(policy.window, config.steps)
         self._log_every, self._logged_at, self._unlogged = config.log.every, start, 0
         self._last: int = known.get("last", 0)  # skipped step
         self._in_a_row: int = known.get("in_a_row", 0)
-        self._recent = collections.deque[int](known.get("bad", ()))
         self._data_steps: int = known.get("data_steps", 0)
         self._named = dict.fromkeys(known.get("named", ()))
         self._cause: str = known.get("cause", "")
@@ -79,7 +77,7 @@ class SkipGuard:
         bad = BadStep(step, numbers.describe(), numbers.loss, numbers.grad_norm)
         self._log.append(bad, "skipped")
         self._name_data(step)
-        why = self._why_overflow(numbers) or self._why_many(bad) or self._why_none(bad)
+        why = self._why_overflow(numbers) or self._why_none(bad)
         return Stop(why, "failed") if why else None
 
     def end_of(self, step: int) -> Stop | None:
@@ -112,7 +110,6 @@ class SkipGuard:
         return {
             "last": self._last,
             "in_a_row": self._in_a_row,
-            "bad": list(self._recent),
             "data_steps": self._data_steps,
             "named": list(self._named),
             "cause": self._cause,
@@ -142,21 +139,6 @@ class SkipGuard:
             f"precision.minimum={numbers.loss_scale:g}. {KEPT} Check the data for NaN or infinity, "
             f"set precision.kind=bf16, which has the range of float32, or lower optimizer.lr. "
             f"{FIND}"
-        )
-
-    def _why_many(self, bad: BadStep) -> str:
-        limit, within = self._policy.limit, self._policy.within
-        if not limit:
-            return ""
-        self._recent.append(bad.step)
-        while self._recent[0] <= bad.step - within:
-            self._recent.popleft()
-        if len(self._recent) < limit:
-            return ""
-        return (
-            f"{len(self._recent)} steps within {within} were skipped, and guard.limit is {limit}: "
-            f"step {bad.step} {bad.what}. {KEPT} Check the data for NaN or infinity, or lower "
-            f"optimizer.lr. {FIND}"
         )
 
     def _why_none(self, bad: BadStep) -> str:
