@@ -178,6 +178,18 @@ class BaseConfig:
         """Number of steps that divides every cadence: 1 where calls may be shorter."""
         return 1 if self.steps_per_call == "auto" else self.steps_per_call
 
+    def cadences(self) -> dict[str, int | Duration]:
+        """Return by its key every cadence at which the state is needed, 0 for none, and `steps`."""
+        sets = {f"evaluate.sets.{name}.every": x.every for name, x in self.evaluate.sets.items()}
+        return {
+            "steps": self.steps,
+            "evaluate.every": self.evaluate.every,
+            **sets,
+            "checkpoint.every": self.checkpoint.every,
+            "log.pictures": self.log.pictures,
+            "checks.recompute": self.checks.recompute,
+        }
+
     def rename_keys(self, message: str) -> str:
         """Return a message with the names by which the caller gave the values: those of keys."""
         return message
@@ -213,15 +225,7 @@ class BaseConfig:
                 f"must be an address such as s3://bucket/runs, found {self.checkpoint.store!r}; a "
                 f"run on another disk is a link: ln -s DISK runs",
             )
-        sets = {f"evaluate.sets.{name}.every": x.every for name, x in self.evaluate.sets.items()}
-        for key, steps in {
-            "steps": self.steps,
-            "evaluate.every": self.evaluate.every,
-            **sets,
-            "checkpoint.every": self.checkpoint.every,
-            "log.pictures": self.log.pictures,
-            "checks.recompute": self.checks.recompute,
-        }.items():
+        for key, steps in self.cadences().items():
             if not isinstance(steps, Duration) and steps % self.steps_divisor:
                 near = _nearest_multiples(key, steps, self.steps_divisor)
                 yield (
