@@ -5,15 +5,19 @@ import contextlib
 import json
 import math
 import sys
+import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jtrain.cli.arguments import Arguments, find_config, parse_step
 from jtrain.cli.output import is_first_process, print_error, redirect_output
 from jtrain.cli.output import print_text as print
 from jtrain.config.resolve import resolve
-from jtrain.errors import UserError
+from jtrain.errors import ConfigError, UserError
 from jtrain.io.jsonl import to_json
+
+if TYPE_CHECKING:
+    from jtrain.distributed.shutdown import NotedSignals
 
 _WATCH = {"policy": "every", "timeout": 600.0}  # defaults of the options of --watch
 
@@ -53,10 +57,10 @@ def _watch(args: argparse.Namespace) -> int:
         )
 
     from jtrain.distributed.shutdown import NotedSignals
-    from jtrain.train.watch_run import WatchEnd, wait_for_run, watch_run
+    from jtrain.train.watch_run import WatchEnd, watch_run
 
     with NotedSignals() as asked:
-        wait_for_run(args.run, args.timeout, print_error, asked)
+        _wait_for_run(args.run, args.timeout, asked)
         path = find_config(args.run, "eval")
         config = resolve(path, args.settings).config
         options = {"policy": args.policy, "timeout": args.timeout, "log": print_error}
@@ -71,6 +75,31 @@ def _watch(args: argparse.Namespace) -> int:
                 if is_first_process():
                     _print(args, each.step, each.results)
                     sys.stdout.flush()
+
+
+def _wait_for_run(run: str, timeout: float, asked: "NotedSignals") -> None:
+    """Wait for a run to begin.
+
+    Args:
+        timeout: seconds; 0: without end.
+
+    Raises:
+        ConfigError: if there is none in time, with those that exist.
+    """
+    from jtrain.train.run_dir import find_run
+
+    end, announced = time.monotonic() + (timeout or float("inf")), False
+    while True:
+        try:
+            find_run(run, "jtrain eval")
+            return
+        except ConfigError as error:
+            if time.monotonic() > end or asked.name:
+                raise
+            if not announced:
+                print_error(f"{error}\nwaiting for {run} to begin")
+                announced = True
+        time.sleep(0.25)
 
 
 def _print(args: argparse.Namespace, step: int, numbers: Mapping[str, Mapping[str, Any]]) -> None:

@@ -37,8 +37,6 @@ def main(argv: Sequence[str]) -> int:
     xla = resolved.config.xla
     for line in apply_flags(xla.preset, xla.flags, xla.tpu_flags):
         print_error(line)
-    if args.why_recompile is not None:
-        return _why_recompile(args, resolved)
     from jtrain.inspect.plan.topology import find_topology
 
     topology = find_topology(args.topology) if args.topology else None
@@ -94,29 +92,10 @@ def _set_up(resolved: "ResolvedConfig", words: list[str], topology: "Topology | 
     return set_up(single_step(plain.config), among=devices)
 
 
-def _why_recompile(args: argparse.Namespace, resolved: "ResolvedConfig") -> int:
-    from jtrain.inspect.explain.recompile import compare_with_run, format_comparison
-    from jtrain.inspect.plan.topology import find_topology
-    from jtrain.train.program import set_up
-    from jtrain.train.run_dir import find_run
-
-    name = args.why_recompile or resolved.config.name
-    run = find_run(name, "jtrain explain --why-recompile")
-    devices = find_topology(args.topology).devices if args.topology else None
-    found = compare_with_run(run, set_up(resolved.config, among=devices))
-    print(json.dumps(found.plain()) if args.json else format_comparison(found))
-    return 0
-
-
 def _check_options(args: argparse.Namespace) -> None:
     """Raise if two options ask for different texts."""
-    texts = [name for name in ("jaxpr", "hlo") if getattr(args, name)]
-    chosen = [f"--{name}" for name in texts]
-    chosen += ["--why-recompile"] if args.why_recompile is not None else []
-    if len(chosen) > 1:
-        raise UserError(
-            f"jtrain explain: {' and '.join(chosen)} exclude each other; type one of them"
-        )
+    if args.jaxpr and args.hlo:
+        raise UserError("jtrain explain: --jaxpr and --hlo exclude each other; type one of them")
     if args.no_compile and args.hlo:
         raise UserError(
             "jtrain explain: --hlo is the compiled program; leave out --no-compile to print it"
@@ -133,7 +112,6 @@ def _arguments() -> Arguments:
         "configs/shakespeare.yaml --html explain.html   and as a page",
         "configs/shakespeare.yaml --module blocks/qkv   one module",
         "configs/llama2_7b.yaml --topology v5e:4x4      on devices that are not here",
-        "configs/shakespeare.yaml batch=32 --why-recompile   what differs from the last compile",
     )
     parser.add_config()
     words = "only this module, such as blocks/qkv"
@@ -145,8 +123,6 @@ def _arguments() -> Arguments:
     parser.add_argument("--hlo", action="store_true", help="print the compiled program of the step")
     words = "leave out the compiled program: fusions and collectives"
     parser.add_argument("--no-compile", action="store_true", help=words)
-    words = "say what differs between the last two compiles of a run, or from a config"
-    parser.add_argument("--why-recompile", metavar="RUN", nargs="?", const="", help=words)
     words = "devices in the place of those of this machine: v5e:4x4, cpu:8"
     parser.add_argument("--topology", metavar="KIND:SHAPE", default="", help=words)
     parser.add_json()

@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jtrain.cli.arguments import Arguments
 from jtrain.cli.output import print_error
@@ -17,6 +17,10 @@ from jtrain.config.top import BaseConfig
 from jtrain.distributed.cluster import detect
 from jtrain.errors import UserError
 from jtrain.inspect.plan.topology import find_topology, prepare_environment
+from jtrain.io.formatting import align_columns, format_bytes, format_count
+
+if TYPE_CHECKING:
+    from jtrain.train.summary import LeafSize, StepFlops, Summary
 
 
 def main(argv: Sequence[str]) -> int:
@@ -93,13 +97,55 @@ def _cluster(as_json: bool) -> str:
 def _model(resolved: ResolvedConfig, as_json: bool) -> str:
     """Describe the leaves, bytes and FLOPs of the config; this starts the devices."""
     from jtrain.train.program import set_up
-    from jtrain.train.summary import count_step_flops, format_table, summarize, to_json_values
+    from jtrain.train.summary import count_step_flops, summarize
 
     parts = set_up(resolved.config)
     sizes, work = summarize(parts.resolved.abstract_state), count_step_flops(parts)
     if as_json:
-        return json.dumps({"config": str(resolved.path), **to_json_values(sizes, work)})
-    return format_table(sizes, work)
+        return json.dumps({"config": str(resolved.path), **_model_as_json(sizes, work)})
+    return _model_table(sizes, work)
+
+
+def _model_as_json(sizes: "Summary", work: "StepFlops") -> dict[str, Any]:
+    """Return the sizes as plain numbers, in bytes and FLOPs; each of these only if known."""
+    flops = {"flops": work.hardware, "model_flops": work.model}
+    return {
+        "parameters": sizes.numbers,
+        "bytes": {name: part._asdict() for name, part in sizes.parts.items()},
+        "device_bytes": sizes.device_bytes,
+        **{name: x for name, x in flops.items() if x is not None},
+        "leaves": [leaf._asdict() for leaf in sizes.leaves],
+    }
+
+
+def _model_table(sizes: "Summary", work: "StepFlops") -> str:
+    """Return a line for each module and leaf, then the sums, in columns."""
+    rows = [("leaf", "shape", "dtype", "numbers", "bytes", "on a device")]
+    modules: dict[str, list["LeafSize"]] = {}
+    for leaf in sizes.leaves:
+        modules.setdefault(leaf.name.rpartition("/")[0], []).append(leaf)
+    dims = lambda shape: " x ".join(map(str, shape)) or "scalar"
+    for module, leaves in modules.items():
+        if module:
+            numbers, held = sum(x.numbers for x in leaves), sum(x.bytes for x in leaves)
+            rows.append((module, "", "", f"{numbers:,}", format_bytes(held), ""))
+        for leaf in leaves:
+            name = f"{'  ' if module else ''}{leaf.name.rpartition('/')[2]}"
+            shard = "unsplit" if leaf.shard == leaf.shape else dims(leaf.shard)
+            size = f"{leaf.numbers:,}", format_bytes(leaf.bytes)
+            rows.append((name, dims(leaf.shape), leaf.dtype, *size, shard))
+    sums = [f"parameters  {sizes.numbers:,} in {len(sizes.leaves)} leaves"]
+    for name, part in sizes.parts.items():
+        if part.total:
+            total, device = map(format_bytes, part)
+            sums.append(f"{name:10}  {total}, {device} of it on a device")
+    sums.append(f"state       {format_bytes(sizes.device_bytes)} on a device")
+    if work.model is not None:
+        sums.append(f"step        {format_count(work.model)}FLOP in products of loss and gradient")
+    if work.hardware is not None and work.hardware != work.model:
+        words = "with what the backward pass computes again"
+        sums.append(f"{'' if work.model else 'step':10}  {format_count(work.hardware)}FLOP {words}")
+    return "\n".join([*align_columns(rows, right=(3, 4)), "", *sums])
 
 
 def _run_of(words: Sequence[str], option: str) -> Path:

@@ -70,11 +70,6 @@ class SkipPolicy(GuardPolicy):
     window: int = Field(default=50, ge=1)
     """Number of consecutive skipped steps after which the run stops; a shorter run stops if all of
     its steps are skipped."""
-    limit: int = Field(default=0, ge=0)
-    """Number of skipped steps among the last `within` after which the run stops; 0: no limit but
-    `window`."""
-    within: int = Field(default=1000, ge=1)
-    """Steps over which skipped ones are counted."""
 
 
 @configclass

@@ -76,9 +76,6 @@ class EvaluateConfig:
     """Steps between evaluations, or 1 epoch, 2M tokens, 10%, 5 minutes; 0: only at the end."""
     batch: int = Field(default=0, ge=0)
     """Rows a batch, over all devices; 0: as many as in training."""
-    int8: tuple[str, ...] = ()
-    """Patterns of leaves whose products an evaluation computes in int8, such as */kernel; empty:
-    an evaluation computes in the precision of the run."""
     rows_interact: Literal["batch", "slice"] = "batch"
     """For a loss whose rows interact in evaluation too. batch: all rows of a set are one batch, or
     the run is refused; slice: the rows of each batch are a group."""
@@ -119,9 +116,6 @@ class LogConfig:
 
     every: Annotated[int, DurationField(1, "%")] = 50
     """Steps between log lines, or 1M tokens, 1%, 10 seconds."""
-    leaves: Cadence = 0
-    """Steps between statistics of each leaf of the parameters, in leaves.jsonl: norms of gradient
-    and update; 0: none. Each costs about as much time as a step."""
     pictures: Cadence = 0
     """Steps between pictures, if the experiment has them; 0: only at the end."""
 
@@ -184,6 +178,18 @@ class BaseConfig:
         """Number of steps that divides every cadence: 1 where calls may be shorter."""
         return 1 if self.steps_per_call == "auto" else self.steps_per_call
 
+    def cadences(self) -> dict[str, int | Duration]:
+        """Return by its key every cadence at which the state is needed, 0 for none, and `steps`."""
+        sets = {f"evaluate.sets.{name}.every": x.every for name, x in self.evaluate.sets.items()}
+        return {
+            "steps": self.steps,
+            "evaluate.every": self.evaluate.every,
+            **sets,
+            "checkpoint.every": self.checkpoint.every,
+            "log.pictures": self.log.pictures,
+            "checks.recompute": self.checks.recompute,
+        }
+
     def rename_keys(self, message: str) -> str:
         """Return a message with the names by which the caller gave the values: those of keys."""
         return message
@@ -219,16 +225,7 @@ class BaseConfig:
                 f"must be an address such as s3://bucket/runs, found {self.checkpoint.store!r}; a "
                 f"run on another disk is a link: ln -s DISK runs",
             )
-        sets = {f"evaluate.sets.{name}.every": x.every for name, x in self.evaluate.sets.items()}
-        for key, steps in {
-            "steps": self.steps,
-            "evaluate.every": self.evaluate.every,
-            **sets,
-            "checkpoint.every": self.checkpoint.every,
-            "log.leaves": self.log.leaves,
-            "log.pictures": self.log.pictures,
-            "checks.recompute": self.checks.recompute,
-        }.items():
+        for key, steps in self.cadences().items():
             if not isinstance(steps, Duration) and steps % self.steps_divisor:
                 near = _nearest_multiples(key, steps, self.steps_divisor)
                 yield (

@@ -19,6 +19,7 @@ from jtrain.config.top import CheckpointConfig, EvaluateConfig, LogConfig
 from jtrain.core.loop import Hook, Stop
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.errors import ConfigError
+from jtrain.inspect.debug.rehearsals import temporary_directory
 from jtrain.inspect.report.page import render_document
 from jtrain.io.log import RunLog
 from jtrain.optim.schedules import Exponential
@@ -27,7 +28,6 @@ from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.signals import Signals
 from jtrain.train.processes import join_run
 from jtrain.train.run import run, start_run
-from jtrain.train.run_dir import temporary_directory
 from jtrain.train.run_store import MemoryStore
 from jtrain.train.runtime import enable_compilation_cache
 from jtrain.train.trainer import train_to_end

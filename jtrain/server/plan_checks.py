@@ -74,7 +74,6 @@ def _check_config(plan: Plan) -> None:
     for key, steps in {
         "evaluate.every": config.evaluate.every,
         "checkpoint.every": config.checkpoint.every,
-        "log.leaves": config.log.leaves,
         "log.pictures": config.log.pictures,
     }.items():
         if steps % plan.inner_steps:

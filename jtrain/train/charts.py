@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from jtrain.core.loop import Hook
 from jtrain.errors import DataError
 from jtrain.io.formatting import format_count
 from jtrain.io.png import encode_png, tile_images
@@ -181,30 +180,6 @@ def _text(
         f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-weight="{weight}" '
         f'fill="{color or "currentColor"}">{html.escape(text)}</text>'
     )
-
-
-class Pictures(Hook):
-    """Hook that draws the state after steps `every`, 2 `every`, ...
-
-    Args:
-        folder: of the files.
-        every: steps.
-        draw: `state -> pictures`, images b h w c by name; must not keep the state.
-    """
-
-    def __init__(self, folder: Path, *, every: int, draw: Callable[[Any], Mapping[str, Any]]):
-        self.every, self._folder, self._draw = every, folder, draw
-        self._drawn = 0
-
-    def on_state(self, step: int, state: Any) -> None:
-        """Draw the state."""
-        self.at(step, state)
-
-    def at(self, step: int, state: Any) -> None:
-        """Draw the state after a step, unless it was drawn already."""
-        if step != self._drawn:
-            write_pictures(self._folder, step, self._draw(state))
-        self._drawn = step
 
 
 def write_pictures(folder: Path, step: int, pictures: Mapping[str, Any]) -> list[Path]:

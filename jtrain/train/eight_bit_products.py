@@ -1,4 +1,4 @@
-"""Numbers of 8 bits (e4m3, e5m2, int8 with a scale for each slice), and products of them."""
+"""Numbers of 8 bits (e4m3, e5m2, with a scale for each slice), and products of them."""
 
 import functools
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -72,20 +72,6 @@ def _backward(dims, scaling, saved, grad):
 fp8_product.defvjp(_forward, _backward)
 
 
-def int8_product(
-    x: Float[Array, "..."], w: Float[Array, "..."], dims: Contraction
-) -> Float[Array, "..."]:
-    """Return the product of `x` and `w` as `fp8_product`, in int8 with sums in int32.
-
-    Each row of `x` and each column of `w` has a scale of its own. For evaluation: rounding has no
-    gradient.
-    """
-    left, right = quantize_int8(x, dims.x), quantize_int8(w, dims.w)
-    y = _product(left.values, right.values, dims, jnp.int32).astype(jnp.float32)
-    rows, columns = _spread(left, right, dims)
-    return (y * rows * columns).astype(jnp.result_type(x, w))
-
-
 class Quantized(NamedTuple):
     """An array of 8 bits and its scale: `values * scale` is near the original."""
 
@@ -149,7 +135,6 @@ def _places_of_w(free_w: Dims, dims: Contraction) -> Dims:
 
 
 E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
-INT8_LARGEST = 127
 
 
 def quantize_fp8(x: Float[Array, "..."], dtype: Any, dims: tuple[int, ...] | None) -> Quantized:
@@ -167,17 +152,6 @@ def quantize_fp8(x: Float[Array, "..."], dtype: Any, dims: tuple[int, ...] | Non
     exponent = _fitting_exponent(_largest(wide, dims), dtype)
     values = (wide * _power_of_two(exponent)).astype(dtype)
     return Quantized(values, _power_of_two(-exponent))
-
-
-def quantize_int8(x: Float[Array, "..."], dims: tuple[int, ...] | None) -> Quantized:
-    """Round `x` to int8 of -127 .. 127; ties go to even. `dims` as in `quantize_fp8`.
-
-    int8 has no NaN: a slice with NaN or infinity has a scale that is NaN or infinite.
-    """
-    wide = x.astype(jnp.float32)
-    largest = _largest(wide, dims)
-    scale = jnp.where(largest == 0, 1, largest / INT8_LARGEST)
-    return Quantized(jnp.round(wide / scale).astype(jnp.int8), scale)
 
 
 def halves(scale: Float[Array, "..."]) -> tuple[Float[Array, "..."], Float[Array, "..."]]:

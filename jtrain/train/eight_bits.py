@@ -25,7 +25,7 @@ from jtrain.core.types import LossFn, Params
 from jtrain.errors import ConfigError
 from jtrain.optim.groups import check_pattern, matches, nearest
 from jtrain.parallel.devices import Device, compute_capability
-from jtrain.train.eight_bit_products import Contraction, fp8_product, int8_product
+from jtrain.train.eight_bit_products import Contraction, fp8_product
 
 if TYPE_CHECKING:
     from jtrain.train.experiment import Experiment, RunConfig
@@ -48,7 +48,6 @@ class QuantizedFunction:
     product: Product
     products: Sequence[str]  # patterns of leaves
     exclude: Sequence[str]  # patterns of leaves that stay as they are
-    key: str  # of the config, for errors
 
     def __call__(self, params: Params, *rest: Any) -> Any:
         """Call the function.
@@ -74,16 +73,16 @@ class QuantizedFunction:
     def _check(self, names: Sequence[str], chosen: set[int], found: "_Products") -> None:
         """Raise unless every pattern has an effect."""
         for i, pattern in enumerate(self.exclude):
-            check_pattern(f"{self.key}.exclude[{i}]", pattern, names)
+            check_pattern(f"precision.exclude[{i}]", pattern, names)
         for i, pattern in enumerate(self.products):
             leaves = {n for n, name in enumerate(names) if matches(name, pattern)}
             if not leaves & chosen & found.plain:
-                where = f"{self.key}.products[{i}] is {pattern!r}"
+                where = f"precision.products[{i}] is {pattern!r}"
                 near = nearest(pattern, [names[leaf] for leaf in sorted(found.plain)])
                 advice = (
                     f"Nearest that do: {', '.join(near)}. Write one, or a pattern of several."
                     if near
-                    else f"No leaf does: leave out {self.key}."
+                    else "No leaf does: set precision.kind=bf16."
                 )
                 raise ConfigError(f"{where}: {self._fault(names, leaves, chosen, found)}. {advice}")
 
@@ -92,23 +91,17 @@ class QuantizedFunction:
     ) -> str:
         some = ", ".join(names[leaf] for leaf in sorted(leaves)[:3]) or "none"
         if leaves and not leaves & chosen:
-            return f"{self.key}.exclude leaves out all that it matches ({some})"
+            return f"precision.exclude leaves out all that it matches ({some})"
         why = next((f" ({found.kept[leaf]})" for leaf in sorted(leaves) if leaf in found.kept), "")
         return f"no leaf that it matches ({some}) multiplies activations in a plain product{why}"
 
 
 def quantize_loss(
-    loss: LossFn | Stateful,
-    product: Product,
-    *,
-    products: Sequence[str],
-    exclude: Sequence[str],
-    key: str,
+    loss: LossFn | Stateful, product: Product, *, products: Sequence[str], exclude: Sequence[str]
 ) -> LossFn | Stateful:
-    """Return the loss with its products in 8 bits; one that is quantized already begins anew."""
+    """Return the loss with its products in 8 bits."""
     inner = loss.loss if isinstance(loss, Stateful) else loss
-    inner = inner.function if isinstance(inner, QuantizedFunction) else inner
-    made = QuantizedFunction(inner, product, tuple(products), tuple(exclude), key)
+    made = QuantizedFunction(inner, product, tuple(products), tuple(exclude))
     return Stateful(made) if isinstance(loss, Stateful) else made
 
 
@@ -204,16 +197,9 @@ def quantize_experiment(x: "Experiment", config: "RunConfig") -> "Experiment":
         )
     product: Any = lambda x, w, dims: fp8_product(x, w, dims, precision.scaling)
     patterns = {"products": precision.products, "exclude": precision.exclude}
-    loss = quantize_loss(x.loss, product, **patterns, key="precision")
+    loss = quantize_loss(x.loss, product, **patterns)
     rows_interact = "batch" if by_tensor and x.rows_interact == "never" else x.rows_interact
     return dataclasses.replace(x, loss=loss, rows_interact=rows_interact)
-
-
-def int8_loss(loss: LossFn | Stateful, products: Sequence[str]) -> LossFn | Stateful:
-    """Return the loss with products in int8, those of fp8 among them; no gradient may be taken."""
-    if not products:
-        return loss
-    return quantize_loss(loss, int8_product, products=products, exclude=(), key="evaluate.int8")
 
 
 def check_hardware(precision: Precision, devices: Sequence[Device]) -> None:

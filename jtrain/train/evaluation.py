@@ -5,26 +5,21 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import optax
 
 from jtrain.checkpoint.retention import BestMetric
 from jtrain.core.batches import FiniteBatches
 from jtrain.core.evaluate import EvaluateFn, check_row_independence, evaluate, make_evaluate
 from jtrain.core.loss import LossOutput, Stateful
-from jtrain.core.state import TrainState
-from jtrain.core.types import Batch, Extra, Key, LossFn, Params, RowsInteract
+from jtrain.core.types import Batch, LossFn, RowsInteract
 from jtrain.data.batches.step_batches import copy_writable
 from jtrain.data.batches.workers import Workers, is_streamed
 from jtrain.errors import ConfigError
 from jtrain.errors.spelling import did_you_mean
-from jtrain.optim import evaluation_params
 from jtrain.parallel import Strategy
 from jtrain.parallel.custom_loop import gather
-from jtrain.parallel.offload import device_shardings, to_device
 from jtrain.train.check_batch.hidden_rows import check_hidden_rows
 from jtrain.train.experiment import GeneratedMetrics, RunConfig, shapes
-from jtrain.train.initial_state import Weights, shardings_of
+from jtrain.train.initial_state import Weights
 
 
 def check_set_names(
@@ -201,28 +196,3 @@ class SetEvaluations:
         if name not in self._like:
             self._like[name] = shapes(self._sets[name], part=self._strategy.part)
         return self._like[name]
-
-
-def make_evaluation_params(
-    optimizer: optax.GradientTransformation, abstract_state: TrainState
-) -> Callable[[TrainState], Params]:
-    """Return the compiled function from a state to the parameters to evaluate.
-
-    They are on the devices, sharded as the trained ones.
-
-    Args:
-        abstract_state: shapes and shardings of the state.
-    """
-    return jax.jit(
-        lambda state: evaluation_params(optimizer, to_device(state, abstract_state)),
-        in_shardings=(shardings_of(abstract_state),),
-        out_shardings=shardings_of(device_shardings(abstract_state.params)),
-    )
-
-
-def gather_weights(params: Params, extra: Extra, state: TrainState) -> tuple[Params, Extra, Key]:
-    """Return weights and the key of a state's step, unsharded; all processes call this."""
-    if jax.process_count() == 1:
-        return params, extra, state.step_key()
-    params, extra, seed, step = gather((params, extra, state.seed, state.step))
-    return params, extra, jax.random.fold_in(jax.random.wrap_key_data(jnp.array(seed)), step)

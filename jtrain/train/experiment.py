@@ -208,12 +208,6 @@ class RunConfig(BaseConfig, abc.ABC):
                 "is fp8, whose products are of whole kernels, and lora splits a kernel into frozen "
                 "weights and terms; set precision.kind=bf16, or leave lora out",
             )
-        if self.lora.rank and self.evaluate.int8:
-            yield (
-                "evaluate.int8",
-                "has patterns of whole kernels, and lora splits a kernel into frozen weights and "
-                "terms; set evaluate.int8=[], or leave lora out",
-            )
 
     @abc.abstractmethod
     def build(self, place: Placement) -> Experiment:

@@ -6,13 +6,13 @@ lengths of a run are stored in its checkpoints, so that the values of each of it
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from jtrain.config.dump import plain_values
 from jtrain.config.durations import find_durations, find_own_steps
 from jtrain.config.top import BaseConfig
 from jtrain.errors import ConfigError
+from jtrain.io.log import LOG
 
 C = TypeVar("C", bound=BaseConfig)
 
@@ -91,22 +91,6 @@ def config_at(config: C, changed: Sequence[LengthChange], step: int) -> C:
     return _with_lengths(config, before)
 
 
-def check_steps(config: BaseConfig, start: int, path: Path, another: str) -> None:
-    """Raise ConfigError if a run is configured for fewer steps than it has taken.
-
-    Args:
-        config: the values from now on, with durations in steps.
-        start: the steps that were taken.
-        path: the run's directory, for the message.
-        another: the command that starts another run, for the message.
-    """
-    if config.steps < start:
-        raise ConfigError(
-            f"{path} has taken {start} steps already, but steps={config.steps} was given. Train it "
-            f"longer, steps={start} or more, or start a new run: {another}"
-        )
-
-
 def check_rate(config: BaseConfig) -> None:
     """Raise ConfigError if the learning rate is 0 for all steps after the end of its schedule.
 
@@ -136,23 +120,19 @@ def settings_to_extend(config: BaseConfig, steps: int) -> list[str]:
     return [f"steps={steps}", *(["optimizer.schedule.steps=100%"] if ends_at_zero else [])]
 
 
-def describe_length_change(config: BaseConfig, change: LengthChange) -> list[str]:
-    """Return a line about each schedule after a change of length.
+def log_length_change(config: BaseConfig, change: LengthChange) -> None:
+    """Log a line about each schedule after a change of length.
 
     Args:
         config: the values after the change, with durations in steps.
     """
     before = get_schedule_lengths(_with_lengths(config, change.before))
-    after = get_schedule_lengths(config)
-    lines = []
-    for key, steps in after.items():
+    for key, steps in get_schedule_lengths(config).items():
+        stretch = f". {key}.steps=100% stretches it over the run" * (steps != config.steps)
         if steps != before[key]:
-            lines.append(f"{key} is stretched from {before[key]} to {steps} steps")
+            LOG.info(f"{key} is stretched from {before[key]} to {steps} steps")
         else:
-            stretch = f". {key}.steps=100% stretches it over the run"
-            more = stretch if steps != config.steps else ""
-            lines.append(f"{key} keeps the {steps} steps that it was made for{more}")
-    return lines
+            LOG.info(f"{key} keeps the {steps} steps that it was made for{stretch}")
 
 
 def _rate(config: Any) -> Any:

@@ -20,17 +20,19 @@ from jtrain.core.state import TrainState
 from jtrain.core.step import StepFn, make_step, scan_steps
 from jtrain.core.types import Batch, Extra, Key, LossFn, Metrics, Params
 from jtrain.data.batches.step_batches import Window, aligned_zeros
-from jtrain.optim import WithEvalParams
+from jtrain.optim import WithEvalParams, evaluation_params
 from jtrain.parallel import Device
+from jtrain.parallel.custom_loop import gather
 from jtrain.parallel.offload import device_shardings, to_device, with_offload
 from jtrain.train.check_batch.first_batch import FirstRows
-from jtrain.train.eight_bits import check_hardware, int8_loss
-from jtrain.train.evaluation import SetEvaluations, gather_weights, make_evaluation_params
+from jtrain.train.eight_bits import check_hardware
+from jtrain.train.evaluation import SetEvaluations
 from jtrain.train.experiment import RunConfig
 from jtrain.train.initial_state import (
     Weights,
     make_initial_state,
     plan_initial_weights,
+    shardings_of,
     trace_weights,
 )
 from jtrain.train.resolve import Resolved, resolve
@@ -136,20 +138,18 @@ class Program:
             *self._step(schedule), stacked=schedule.stacked, returns_state=True, meanwhile=meanwhile
         )
 
-    def lower_step(self, schedule: CallSchedule | None = None) -> Lowered:
+    def lower_step(self) -> Lowered:
         """Lower the step; the result compiles also for devices of another machine.
 
         Raises:
             LossError: if the loss or the model violates its contract.
             ShardingError: if an axis of the mesh splits nothing of it.
         """
-        schedule = schedule or self.schedule
-        lower = self.resolved.strategy.lower
-        return lower(*self._step(schedule), stacked=schedule.stacked, returns_state=True)
+        lower, stacked = self.resolved.strategy.lower, self.schedule.stacked
+        return lower(*self._step(self.schedule), stacked=stacked, returns_state=True)
 
-    def _step(self, schedule: CallSchedule | None = None) -> tuple[StepFn, TrainState, Batch]:
+    def _step(self, schedule: CallSchedule) -> tuple[StepFn, TrainState, Batch]:
         """Return the step function, and the shapes that it is compiled for."""
-        schedule = schedule or self.schedule
         resolved = self.resolved
         config, x, strategy = resolved.config, resolved.experiment, resolved.strategy
         like, devices = resolved.abstract_state, resolved.devices
@@ -219,15 +219,12 @@ class Program:
     @functools.cached_property
     def _evaluations(self) -> SetEvaluations:
         config, x = self.resolved.config, self.resolved.experiment
-        loss = int8_loss(x.loss, config.evaluate.int8)
-        compute = config.precision.compute
         rows_interact = x.rows_interact
         if rows_interact == "batch":
             rows_interact = config.evaluate.rows_interact
         return SetEvaluations(
             self.resolved.sets,
-            # The same object is traced once for both.
-            self.loss if loss is x.loss else compute_in(loss, compute, self._sharding.params),
+            self.loss,
             self.resolved.strategy,
             rows_interact=rows_interact,
             workers=config.workers,
@@ -254,12 +251,20 @@ class Program:
         Every process calls this, and gets unsharded arrays of its own.
         """
         params, extra = self._evaluation_weights(state)
-        return gather_weights(params, extra, state)
+        if jax.process_count() == 1:
+            return params, extra, state.step_key()
+        params, extra, seed, step = gather((params, extra, state.seed, state.step))
+        return params, extra, jax.random.fold_in(jax.random.wrap_key_data(jnp.array(seed)), step)
 
     @functools.cached_property
     def _evaluation_params(self) -> Callable[[TrainState], Params]:
-        return make_evaluation_params(
-            self.resolved.experiment.transformation, self.resolved.abstract_state
+        """Compiled function from a state to the parameters to evaluate, sharded as the trained."""
+        x = self.resolved
+        optimizer, like = x.experiment.transformation, x.abstract_state
+        return jax.jit(
+            lambda state: evaluation_params(optimizer, to_device(state, like)),
+            in_shardings=(shardings_of(like),),
+            out_shardings=shardings_of(device_shardings(like.params)),
         )
 
     @property

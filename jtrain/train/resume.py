@@ -21,7 +21,7 @@ from jtrain.errors import ConfigError
 from jtrain.io.disk_errors import may_pass
 from jtrain.io.log import LOG
 from jtrain.io.regular_files import check_no_links
-from jtrain.train.code_digest import digest_code, find_edited
+from jtrain.train.code_digest import find_edited
 from jtrain.train.longer_run import get_lengths, get_stored_lengths, keep_lengths
 from jtrain.train.run_dir import CheckpointRecord, RunDir
 
@@ -169,9 +169,14 @@ def resume_advice(run_dir: RunDir, name: str, another: str, again: str, settings
     return f"Start a new run: {another}\nor resume that one: {command}"
 
 
-def describe_code(run_dir: RunDir, root: Any, another: str) -> list[str]:
-    """Return a line if the code of a run, its `root`, was edited since its last start."""
-    edited = find_edited(run_dir.facts().get("code"), digest_code(root))
+def describe_edits(run_dir: RunDir, code: Mapping[str, str], another: str) -> list[str]:
+    """Return a line if the code of a run was edited since its last start.
+
+    Args:
+        code: its digests now.
+        another: the command that starts another run.
+    """
+    edited = find_edited(run_dir.facts().get("code"), code)
     line = (
         f"the code of the run was edited since its last start: {', '.join(edited)}. Steps that "
         f"were taken are of the old code; to train the new code alone: {another}"
@@ -196,13 +201,13 @@ def log_changes(run_dir: RunDir, identity: Mapping[str, Any], environ: Mapping[s
             )
 
 
-def describe_missing_checkpoint(
+def warn_of_missing_checkpoint(
     run_dir: RunDir, checkpoints: CheckpointManager, start: int | None
-) -> list[str]:
-    """Return a line if the checkpoint in run.json is missing and no other line mentions it."""
+) -> None:
+    """Log that the checkpoint in run.json is missing, if no other line mentions it."""
     facts = run_dir.facts()
     saved = facts.get("status") in {"running", "stopped", "done"}  # its step is a checkpoint's
     step = facts.get("step", 0) if saved else 0
-    if step <= (start or 0) or any(f"checkpoint {step} " in line for line in checkpoints.notices):
-        return []
-    return [f"checkpoint {step}, which {run_dir.status} names, is missing"]
+    noticed = any(f"checkpoint {step} " in line for line in checkpoints.notices)
+    if step > (start or 0) and not noticed:
+        LOG.warning(f"checkpoint {step}, which {run_dir.status} names, is missing")

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -17,23 +17,23 @@ from jtrain.distributed.compiler_flags import apply_flags
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.distributed.watchdog import StartupProgress, Watchdog
-from jtrain.errors import ConfigError, UserError
+from jtrain.errors import ConfigError
 from jtrain.errors.user_code import api_boundary
 from jtrain.io.log import LOG, RunLog
 from jtrain.train.code_digest import digest_code
-from jtrain.train.compile_step import record_compile, resolve_with_step_time
+from jtrain.train.compile_step import resolve_with_step_time
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.function_hooks import Observer, to_hook
 from jtrain.train.hooks.signals import GraceBudget, Signals
-from jtrain.train.longer_run import describe_length_change
+from jtrain.train.longer_run import log_length_change
 from jtrain.train.processes import join_run
 from jtrain.train.program import Program
 from jtrain.train.resume import (
-    describe_code,
-    describe_missing_checkpoint,
+    describe_edits,
     log_changes,
     match_config,
     resume_advice,
+    warn_of_missing_checkpoint,
 )
 from jtrain.train.rollback import ResumePoint
 from jtrain.train.run_dir import RunDir, get_environment
@@ -91,7 +91,8 @@ def run(
         advice = functools.partial(resume_advice, run_dir, config.name, another, again)
         matched = match_config(run_dir, config, advice)
         config = matched.config
-        edited = describe_code(run_dir, config.code_root(), another)
+        code = digest_code(config.code_root())
+        edited = describe_edits(run_dir, code, another)
         finished = find_finished(run_dir, matched, cluster.processes)
         if finished is not None:
             return _end_finished(finished, remote, edited)
@@ -115,7 +116,7 @@ def run(
             log.open(run_dir.log)
             _log_start(store, program, started.resume)
             with _record_crash(store):
-                _record_start(store, program, started.resume)
+                _record_start(store, program, started.resume, code)
                 trained = train_to_end(program, started, store, signals, log, own_hooks)
     return RunResult(
         run_dir,
@@ -142,7 +143,8 @@ def start_run(
     own = [to_hook(hook, steps_per_call=config.steps_divisor) for hook in hooks]
     shown = store.run_dir is None or store.run_dir.first
     with pause_collection(), StartupProgress(LOG.info) if shown else contextlib.nullcontext():
-        program = Program(resolve_with_step_time(config, store.pace))
+        seconds = store.run_dir.pace if store.run_dir else 0.0  # of a step, by an earlier start
+        program = Program(resolve_with_step_time(config, seconds))
         ends = find_hook_ends(own, program.resolved.config.steps)
         started = store.start(program, program.schedule.ending_for(ends))
     return program, started, own
@@ -173,36 +175,31 @@ def _end_finished(
 
 def _log_start(store: DirectoryStore, program: Program, resume: ResumePoint) -> None:
     """Log what is missing, the weights that a run starts from, and its changed lengths."""
-    checkpoints = store.checkpoints
-    missing = describe_missing_checkpoint(store.run_dir, checkpoints, resume.start)
-    for line in (*missing, *checkpoints.notices):
+    warn_of_missing_checkpoint(store.run_dir, store.checkpoints, resume.start)
+    for line in store.checkpoints.notices:
         LOG.warning(line)
     # A resumed run has all in its checkpoint, wherever its first parameters came from.
-    stored = program.stored_weights if resume.start is None else None
-    for line in stored.lines() if stored else ():
-        LOG.info(line)
-    for change in resume.extended:
-        if change.step == resume.start:
-            for line in describe_length_change(program.resolved.config, change):
-                LOG.info(line)
+    if resume.start is None and program.stored_weights:
+        for line in program.stored_weights.lines():
+            LOG.info(line)
+    if resume.extended and resume.extended[-1].step == resume.start:
+        log_length_change(program.resolved.config, resume.extended[-1])
 
 
-def _record_start(store: DirectoryStore, program: Program, resume: ResumePoint) -> None:
-    """Write what was compiled, and to run.json that the run trains, with facts about it."""
-    start, resolved = resume.start or 0, program.resolved
-    if store.run_dir.first:
-        with contextlib.suppress(UserError, OSError):  # the run does not need the file
-            record_compile(store.run_dir.compiles, program, resume.schedule, start)
-    config = resolved.config
+def _record_start(
+    store: DirectoryStore, program: Program, resume: ResumePoint, code: Mapping[str, str]
+) -> None:
+    """Write to run.json that the run trains, with facts about it."""
+    resolved = program.resolved
     facts = {"sets": list(resolved.sets), "data": resolved.data}
     facts |= get_environment(resolved.devices)
     facts |= {"layout": dict(resolved.strategy.axes), "shards": resolved.strategy.shares}
-    facts |= {"steps": config.steps, "code": digest_code(config.code_root())}
+    facts |= {"steps": resolved.config.steps, "code": code}
     if resolved.experiment.tokenizer:
         facts["tokenizer"] = resolved.experiment.tokenizer
     if resolved.lengths.seconds:
         facts["seconds_per_step"] = resolved.lengths.seconds
-    store.write_running(start, facts)
+    store.write_running(resume.start or 0, facts)
 
 
 @contextlib.contextmanager

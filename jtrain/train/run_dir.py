@@ -5,17 +5,14 @@ sealed into each checkpoint too, under `identity`, and the newest checkpoint rep
 without an id.
 """
 
-import contextlib
 import json
 import os
 import platform
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
@@ -53,8 +50,8 @@ class CheckpointRecord(NamedTuple):
 class RunDir:
     """Files in `runs/NAME/`: config.yaml, run.json, log.txt, checkpoints/ and more.
 
-    Numbers are in metrics.jsonl, speed.jsonl, time.jsonl and steps.jsonl, what was compiled in
-    compiles.jsonl; events.jsonl is created at the first bad step.
+    Numbers are in metrics.jsonl, speed.jsonl, time.jsonl and steps.jsonl;
+    events.jsonl is created at the first bad step.
     """
 
     def __init__(self, path: Path, again: str = "", process: int = 0):
@@ -71,8 +68,8 @@ class RunDir:
         self.samples = path / "samples.txt"
         self.checkpoints = path / "checkpoints"
         self.steps, self.times = path / "steps.jsonl", path / "time.jsonl"
-        self.leaves, self.pictures = path / "leaves.jsonl", path / "pictures"
-        self.events, self.compiles = path / "events.jsonl", path / "compiles.jsonl"
+        self.pictures = path / "pictures"
+        self.events = path / "events.jsonl"
         self.resume_command = again or f"{program()} run {self.config}"
         self._identity: dict[str, Any] = {}
         self._values: Any = None
@@ -276,26 +273,6 @@ def find_run(run: Path | str, asked: str) -> Path:
         f"{', '.join(names) or 'none: train one by jtrain run CONFIG'}"
         f"{did_you_mean(Path(run).name, names)}"
     )
-
-
-@contextlib.contextmanager
-def temporary_directory(name: str, purpose: str) -> Iterator[Path]:
-    """Yield a new directory beside the runs, where an experiment is found; delete it at the end."""
-    existed = RUNS.is_dir()
-    try:
-        RUNS.mkdir(exist_ok=True)
-        directory = Path(tempfile.mkdtemp(prefix=f".{name}-{purpose}-", dir=RUNS))
-    except OSError as error:
-        raise ConfigError(
-            f"{RUNS}: cannot be written ({error.strerror}). {disk_advice(error, RUNS).words}."
-        ) from None
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-        if not existed:
-            with contextlib.suppress(OSError):  # another process uses it
-                RUNS.rmdir()
 
 
 def get_environment(devices: list[Any]) -> Mapping[str, Any]:

@@ -12,8 +12,7 @@ import jax
 
 from jtrain.checkpoint.retention import BestMetric
 from jtrain.config.dump import flatten, to_plain
-from jtrain.config.durations import Duration
-from jtrain.core.loop import Hook, LoopResult
+from jtrain.core.loop import Hook
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch
 from jtrain.data import ReadAhead
@@ -23,18 +22,17 @@ from jtrain.io.jsonl import JsonlWriter
 from jtrain.io.log import LOG, RunLog
 from jtrain.io.regular_files import open_regular
 from jtrain.parallel.chips import peak_flops
-from jtrain.train.charts import Pictures
+from jtrain.train.charts import write_pictures
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.bad_step_log import BadStepLog
 from jtrain.train.hooks.bad_steps import BadSteps
 from jtrain.train.hooks.evaluation import EarlyStop, EvaluateEvery, add_listeners
 from jtrain.train.hooks.log import read_results
 from jtrain.train.hooks.progress import ProgressBar
-from jtrain.train.hooks.signals import GracePeriod, Signals
+from jtrain.train.hooks.signals import Signals
 from jtrain.train.hooks.speed import Speed, measure_memory
 from jtrain.train.hooks.step_record import StepRecorder
 from jtrain.train.hooks.tracking import Tracking
-from jtrain.train.leaf_statistics import LeafLog
 from jtrain.train.program import Program
 from jtrain.train.rollback import ResumePoint
 from jtrain.train.run_dir import RunDir
@@ -131,11 +129,7 @@ def make_evaluations(
 
 
 def _earlier_results(run: Attempt, name: str) -> dict[int, Mapping[str, float]]:
-    """Return the results of a set up to the step that a run resumes from, by step, in order.
-
-    Args:
-        name: of the set; empty for the numbers of the training.
-    """
+    """Return the results of a set up to the step that a run resumes from, by step, in order."""
     if run.files is None or run.resume.start is None:
         return {}
     # Another process may not yet have cut off what came after the checkpoint.
@@ -150,13 +144,6 @@ def find_best(run: Attempt, evaluations: Mapping[str, EvaluateEvery]) -> Evaluat
         return None
     name, _, _ = goal.name.rpartition("/")
     return evaluations.get(name) or next(iter(evaluations.values()))
-
-
-def make_step_record(run: Attempt) -> StepRecorder | None:
-    """Return the record of every step, where there is a directory."""
-    if run.files is None:
-        return None
-    return StepRecorder(open_rows(run, run.files.steps))
 
 
 def make_bad_steps(run: Attempt, state: TrainState) -> BadSteps:
@@ -209,14 +196,12 @@ def show_progress(
     run: Attempt, speed: Speed, evaluations: Mapping[str, EvaluateEvery]
 ) -> ProgressBar:
     """Return the live display."""
-    losses = lambda results: {n: x["loss"] for n, x in results.items() if "loss" in x}
     main = next(iter(evaluations.values()), None)
     return ProgressBar(
         start=run.start,
         stop=run.config.steps,
         speed=speed,
-        valid=lambda: losses(main.results if main else {}),
-        earlier=lambda: losses(_earlier_results(run, "")),
+        valid=main.newest_loss if main else lambda: None,
         steps_per_call=run.resume.schedule.longest,
         stream=run.log.stream,
     )
@@ -242,74 +227,57 @@ def track(run: Attempt, speed: Speed) -> Tracking | None:
     return tracking
 
 
-def watch_grace_period(run: Attempt, speed: Speed) -> GracePeriod:
-    """Return the hook that compares the time of a step and a save with the grace period."""
-    cadence, schedule = run.config.checkpoint.every or run.config.steps, run.resume.schedule
-    run.signals.budget.in_flight = schedule.in_flight
-    return GracePeriod(
-        run.signals.budget,
-        speed,
-        every=run.log_every,
-        steps_per_call=schedule.longest,
-        cadence=str(cadence) if isinstance(cadence, Duration) else f"{cadence} steps",
-    )
+def set_grace_budget(run: Attempt, speed: Speed) -> None:
+    """Let the signals know the calls in flight, and the time that a call takes."""
+    budget, schedule = run.signals.budget, run.resume.schedule
+    budget.in_flight = schedule.in_flight
+    budget.call = lambda: schedule.longest * speed.pace.seconds_per_step if speed.pace else 0.0
 
 
-def log_leaves(run: Attempt, pause: Pause) -> LeafLog | None:
-    """Return the hook that logs statistics of the leaves, if configured."""
-    if run.files is None or not run.config.log.leaves:
-        return None
-    return LeafLog(run.program, open_rows(run, run.files.leaves), pause, run.resume.batches.train)
+class Pictures(Hook):
+    """Hook that draws the state after steps `log.pictures`, 2 `log.pictures`, ..."""
 
+    def __init__(self, run: Attempt, pause: Pause):
+        self.every = run.config.log.pictures or run.config.steps
+        self._run, self._pause, self._drawn = run, pause, 0
 
-def draw_pictures(run: Attempt, pause: Pause) -> Pictures | None:
-    """Return the hook that draws pictures, where the experiment has them."""
-    make, files = run.program.resolved.experiment.pictures, run.files
-    if files is None or make is None:
-        return None
-
-    def draw(state: TrainState) -> Mapping[str, Any]:
-        with pause("drawing"):
-            weights_and_key = run.program.gather_weights(state)
+    def on_state(self, step: int, state: TrainState) -> None:
+        """Draw the state, unless it was drawn already. Every process calls this."""
+        make, files = self._run.program.resolved.experiment.pictures, self._run.files
+        assert make is not None, "the trainer makes the hook of such an experiment alone"
+        assert files is not None, "and of a run that has files"
+        if step == self._drawn:
+            return
+        self._drawn = step
+        with self._pause("drawing"):
+            weights_and_key = self._run.program.gather_weights(state)
             drawn = make(*weights_and_key) if files.first else {}
             barrier()
-            return drawn
-
-    every = run.config.log.pictures or run.config.steps
-    return Pictures(files.pictures, every=every, draw=draw)
+        write_pictures(files.pictures, step, drawn)
 
 
 def prepare_own_hooks(
     run: Attempt, given: Sequence[Hook], evaluations: Mapping[str, EvaluateEvery]
 ) -> list[Hook]:
     """Return the caller's hooks, and the early stop that the config asks for."""
-    config, hooks = run.config, list(given)
-    if config.evaluate.patience:
-        hooks.append(EarlyStop(config.checkpoint.best, config.evaluate.patience))
-    for hook in hooks:
-        if isinstance(hook, EarlyStop):
-            hook.longer_from = [change.step for change in run.resume.extended]
+    config = run.config
+    stops = config.evaluate.patience and EarlyStop(config.checkpoint.best, config.evaluate.patience)
+    hooks = [*given, stops] if stops else [*given]
     add_listeners(evaluations, hooks)
     return hooks
 
 
-def show_sample(
-    run: Attempt, pause: Pause, pictures: Pictures | None, ended: LoopResult[TrainState]
-) -> str:
-    """Write the sample and draw the pictures; return the sample, empty if there is none."""
-    make, files, text = run.program.resolved.experiment.sample, run.files, ""
-    if files is None:
-        return text
-    if make is not None:
-        with pause("sampling"), run.signals.interruptible():
-            weights_and_key = run.program.gather_weights(ended.state)
-            text = make(*weights_and_key) if files.first else ""
-            barrier()
-        if files.first:
-            _write_sample(files.samples, text)
-    if pictures is not None:
-        with run.signals.interruptible():
-            pictures.at(ended.step, ended.state)
+def show_sample(run: Attempt, pause: Pause, state: TrainState) -> str:
+    """Write the sample; return it, empty if there is none."""
+    make, files = run.program.resolved.experiment.sample, run.files
+    if files is None or make is None:
+        return ""
+    with pause("sampling"), run.signals.interruptible():
+        weights_and_key = run.program.gather_weights(state)
+        text = make(*weights_and_key) if files.first else ""
+        barrier()
+    if files.first:
+        _write_sample(files.samples, text)
     return text
 
 

@@ -25,7 +25,7 @@ from jtrain.io.regular_files import parse_json
 from jtrain.train.compile_step import compile_step
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.evaluation import EvaluateEvery
-from jtrain.train.longer_run import check_rate, check_steps
+from jtrain.train.longer_run import check_rate
 from jtrain.train.processes import check_shared_directory
 from jtrain.train.program import Program
 from jtrain.train.rollback import ResumePoint, find_resume_point
@@ -45,8 +45,6 @@ class MemoryStore:
     """Store of a run that writes nothing: it holds the weights of the best evaluation."""
 
     run_dir: RunDir | None = None
-    pace = 0.0
-    """Seconds of a step by which the run converted its durations in time; 0: not measured."""
 
     def __init__(self):
         self.best_weights: tuple[Params, Extra] | None = None
@@ -189,11 +187,6 @@ class DirectoryStore:
         self._config, self._remote, self._another = config, remote, another
         self._uploader: CheckpointUploader | None = None
 
-    @property
-    def pace(self) -> float:
-        """Seconds of a step by which the run converted its durations in time; 0: not measured."""
-        return self.run_dir.pace
-
     def start(self, program: Program, schedule: CallSchedule) -> StartedRun:
         """Compile the step, and restore the newest valid checkpoint or make the first state.
 
@@ -218,7 +211,12 @@ class DirectoryStore:
             with HEARTBEAT.during("restore"):  # every byte of a checkpoint is read
                 resume = find_resume_point(program, schedule, self.run_dir, self.checkpoints)
             start = resume.start
-            check_steps(config, start or 0, self.run_dir.path, self._another)
+            if config.steps < (start or 0):
+                raise ConfigError(
+                    f"{self.run_dir.path} has taken {start} steps already, but "
+                    f"steps={config.steps} was given. Train it longer, steps={start} or more, or "
+                    f"start a new run: {self._another}"
+                )
             make_state = functools.partial(self._state, program, start)
             with contextlib.suppress(SetAsideError):  # damaged: resume from the one before it
                 compiled = compile_step(program, make_state, resume.batches, start)

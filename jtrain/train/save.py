@@ -3,7 +3,6 @@
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -22,13 +21,12 @@ from jtrain.io.jsonl import JsonlWriter
 from jtrain.parallel.custom_loop import gather
 from jtrain.train.fit_data import TREE, describe_tree
 from jtrain.train.hooks.bad_steps import BadSteps
-from jtrain.train.hooks.evaluation import EvaluateEvery, Results
+from jtrain.train.hooks.evaluation import EvaluateEvery
 from jtrain.train.hooks.recompute_check import RecomputeCheck
-from jtrain.train.hooks.signals import GraceBudget
 from jtrain.train.hooks.step_record import StepRecorder
-from jtrain.train.resolve import Resolved
-from jtrain.train.rollback import ResumePoint
-from jtrain.train.run_dir import IDENTITY, RunDir
+from jtrain.train.run_dir import IDENTITY
+from jtrain.train.run_hooks import Attempt, Pause
+from jtrain.train.run_store import DirectoryStore
 
 
 class SaveHook(Hook, Recorder):
@@ -116,42 +114,37 @@ class CheckpointSaver:
     """Saver of states in a run's directory; it saves nothing after a bad step.
 
     Args:
-        resume: where the run resumed from.
         bad_steps: its state goes into the checkpoint.
-        results: of the evaluations, by set, recorded there too.
+        evaluations: by set; their results are recorded there too.
         best: the evaluation whose best is retained.
         files: rows that are flushed to the disk before the checkpoint is written.
         record: of the steps, whose file is among `files`.
         recompute: check that must agree before anything is saved.
         pause: context manager for work beside training.
-        budget: takes the seconds of a save.
-        copy: called with each step that is on the disk, to copy it elsewhere.
     """
 
     def __init__(
         self,
-        resolved: Resolved,
-        directory: RunDir,
+        run: Attempt,
+        store: DirectoryStore,
         retries: SaveRetries,
         *,
-        resume: ResumePoint,
         bad_steps: BadSteps,
-        results: Mapping[str, Results],
+        evaluations: Mapping[str, EvaluateEvery],
         best: EvaluateEvery | None,
         files: Sequence[JsonlWriter],
         record: StepRecorder | None,
         recompute: RecomputeCheck,
-        pause: Callable[[str], AbstractContextManager[None]],
-        budget: GraceBudget,
-        copy: Callable[[int], None] = lambda step: None,
+        pause: Pause,
     ):
-        if directory.first and budget.save is None:  # as an earlier start of the run measured it
-            budget.save = directory.facts().get("seconds_per_save")
-        self._resolved, self._directory, self._retries = resolved, directory, retries
-        self._resume, self._bad_steps = resume, bad_steps
-        self._results, self._best = results, best
+        self._budget, self._directory = run.signals.budget, store.run_dir
+        if store.run_dir.first and self._budget.save is None:  # as an earlier start measured it
+            self._budget.save = store.run_dir.facts().get("seconds_per_save")
+        self._resolved, self._resume = run.program.resolved, run.resume
+        self._retries, self._copy, self._began = retries, store.copy, 0.0
+        self._bad_steps, self._evaluations, self._best = bad_steps, evaluations, best
         self._files, self._record, self._recompute = files, record, recompute
-        self._pause, self._began, self._budget, self._copy = pause, 0.0, budget, copy
+        self._pause = pause
 
     def __call__(self, step: int, state: TrainState) -> None:
         """Save a state; return when it may be donated.
@@ -183,7 +176,7 @@ class CheckpointSaver:
         """Return the record that a checkpoint carries."""
         resolved, resume = self._resolved, self._resume
         extended = [change._asdict() for change in resume.extended]
-        found = {name: results.get(step, {}) for name, results in self._results.items()}
+        found = {name: each.results.get(step, {}) for name, each in self._evaluations.items()}
         tree = {"params": state.params, "extra": state.extra}
         return {
             "config": to_plain(resolved.config),
@@ -217,6 +210,7 @@ class CheckpointSaver:
         """Record the step in run.json: it names no step that a power cut would take."""
         HEARTBEAT.saved(step)
         seconds = self._budget.save = time.monotonic() - self._began
+        self._budget.warn()
         self._directory.write_status("running", step=step, seconds_per_save=round(seconds, 3))
         if self._directory.first:
             self._copy(step)

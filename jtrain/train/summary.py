@@ -14,7 +14,7 @@ from jtrain.core.pytree import named_leaves, num_elements
 from jtrain.core.state import TrainState
 from jtrain.distributed.accelerators import unused_accelerators
 from jtrain.distributed.cpu_threads import count_cpu_devices, describe_small_pool
-from jtrain.io.formatting import align_columns, format_bytes, format_count, format_seconds
+from jtrain.io.formatting import format_bytes, format_seconds
 from jtrain.models.pretrained.source import describe_source
 from jtrain.parallel.devices import parse_devices
 from jtrain.parallel.offload import device_shardings
@@ -138,48 +138,6 @@ def format_line(sizes: Summary) -> str:
         f"{len(sizes.leaves)} leaves of {params}{carried}, {optimizer} of the optimizer; "
         f"a device holds {format_bytes(sizes.device_bytes)} of state"
     )
-
-
-def to_json_values(sizes: Summary, work: StepFlops) -> dict[str, Any]:
-    """Return the summary as plain numbers, in bytes and FLOPs; each of these only if known."""
-    flops = {"flops": work.hardware, "model_flops": work.model}
-    return {
-        "parameters": sizes.numbers,
-        "bytes": {name: part._asdict() for name, part in sizes.parts.items()},
-        "device_bytes": sizes.device_bytes,
-        **{name: x for name, x in flops.items() if x is not None},
-        "leaves": [leaf._asdict() for leaf in sizes.leaves],
-    }
-
-
-def format_table(sizes: Summary, work: StepFlops) -> str:
-    """Return a line for each module and leaf, then the sums, in columns."""
-    rows = [("leaf", "shape", "dtype", "numbers", "bytes", "on a device")]
-    modules: dict[str, list[LeafSize]] = {}
-    for leaf in sizes.leaves:
-        modules.setdefault(leaf.name.rpartition("/")[0], []).append(leaf)
-    dims = lambda shape: " x ".join(map(str, shape)) or "scalar"
-    for module, leaves in modules.items():
-        if module:
-            numbers, held = sum(x.numbers for x in leaves), sum(x.bytes for x in leaves)
-            rows.append((module, "", "", f"{numbers:,}", format_bytes(held), ""))
-        for leaf in leaves:
-            name = f"{'  ' if module else ''}{leaf.name.rpartition('/')[2]}"
-            shard = "unsplit" if leaf.shard == leaf.shape else dims(leaf.shard)
-            size = f"{leaf.numbers:,}", format_bytes(leaf.bytes)
-            rows.append((name, dims(leaf.shape), leaf.dtype, *size, shard))
-    sums = [f"parameters  {sizes.numbers:,} in {len(sizes.leaves)} leaves"]
-    for name, part in sizes.parts.items():
-        if part.total:
-            total, device = map(format_bytes, part)
-            sums.append(f"{name:10}  {total}, {device} of it on a device")
-    sums.append(f"state       {format_bytes(sizes.device_bytes)} on a device")
-    if work.model is not None:
-        sums.append(f"step        {format_count(work.model)}FLOP in products of loss and gradient")
-    if work.hardware is not None and work.hardware != work.model:
-        words = "with what the backward pass computes again"
-        sums.append(f"{'' if work.model else 'step':10}  {format_count(work.hardware)}FLOP {words}")
-    return "\n".join([*align_columns(rows, right=(3, 4)), "", *sums])
 
 
 def banner_lines(

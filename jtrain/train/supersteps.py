@@ -211,8 +211,9 @@ def auto_schedule(
     fit = min(MOST, int(CALL / seconds), int(STACK / max(batch_bytes, 1)))
     if seconds >= LONG or fit < 2:
         return fixed_schedule(1, config.steps)
-    cadences = _cadences(config, evaluates=evaluates)
-    cadences = {key: x for key, x in cadences.items() if key == "steps" or key not in unknown}
+    unneeded = {*unknown, *(() if evaluates else ["evaluate.every"])} - {"steps"}
+    every = {key: x for key, x in config.cadences().items() if key not in unneeded}
+    cadences = {key: x for key, x in every.items() if isinstance(x, int) and x}
     (key, least), *others = sorted(cadences.items(), key=lambda pair: pair[1])
     longest, more = min(fit, least), min([fit, *(x for _, x in others)])
     program = max(LEAST, longest)
@@ -249,20 +250,6 @@ def update_seconds(state: TrainState, platform: str, devices: int) -> float:
     """Return the rough time in which a step reads and writes its state, without its loss."""
     moved = 3 * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
     return moved / devices / RATES.get(platform, RATES["gpu"])[1]
-
-
-def _cadences(config: RunConfig, *, evaluates: bool) -> dict[str, int]:
-    """Return the cadences that need the state after a step, by the keys of the config."""
-    keys = {
-        "steps": config.steps,
-        "evaluate.every": config.evaluate.every if evaluates else 0,
-        **{f"evaluate.sets.{name}.every": x.every for name, x in config.evaluate.sets.items()},
-        "checkpoint.every": config.checkpoint.every,
-        "log.leaves": config.log.leaves,
-        "log.pictures": config.log.pictures,
-        "checks.recompute": config.checks.recompute,
-    }
-    return {key: x for key, x in keys.items() if isinstance(x, int) and x}
 
 
 Observe: TypeAlias = Callable[[int, Sequence[Batch]], None]

@@ -35,6 +35,7 @@ from jtrain.train.hooks.profile_window import ProfileWindow
 from jtrain.train.hooks.recompute_check import RecomputeCheck
 from jtrain.train.hooks.signals import Signals
 from jtrain.train.hooks.speed import TimeRows
+from jtrain.train.hooks.step_record import StepRecorder
 from jtrain.train.program import Program
 from jtrain.train.rollback import ResumePoint, record_rollback
 from jtrain.train.run_hooks import Attempt
@@ -143,7 +144,9 @@ class Trainer:
         every, files = run.log_every, run.written_files
         self.evaluations = run_hooks.make_evaluations(run, self.pause, self._write_results)
         self.best = run_hooks.find_best(run, self.evaluations)
-        self.step_record = run_hooks.make_step_record(run)
+        self.step_record: StepRecorder | None = None
+        if run.files:
+            self.step_record = StepRecorder(run_hooks.open_rows(run, run.files.steps))
         self.bad_steps = run_hooks.make_bad_steps(run, state)
         self.recompute = RecomputeCheck(
             every=config.checks.recompute, after=run.resume.schedule.after, start=run.start
@@ -159,8 +162,9 @@ class Trainer:
             run.closing.callback(self.times.close)
         self.progress = run_hooks.show_progress(run, self.speed, self.evaluations)
         self.tracking = run_hooks.track(run, self.speed)
-        self.leaves = run_hooks.log_leaves(run, self.pause)
-        self.pictures = run_hooks.draw_pictures(run, self.pause)
+        draws = run.files and run.program.resolved.experiment.pictures
+        self.pictures = run_hooks.Pictures(run, self.pause) if draws else None
+        run_hooks.set_grace_budget(run, self.speed)
         self.save, self.retries = self._make_save()
         self.own_hooks = run_hooks.prepare_own_hooks(run, own_hooks, self.evaluations)
         main = next(iter(self.evaluations.values()), None)
@@ -184,10 +188,8 @@ class Trainer:
             self.progress,
             self.metrics,
             self.tracking,
-            run_hooks.watch_grace_period(run, self.speed) if run.files else None,
             # What takes the state. The save is last: it stores the results of the evaluations, and
             # writes nothing after a bad step.
-            self.leaves,
             *self.evaluations.values(),
             *self.own_hooks,
             self.pictures if config.log.pictures else None,
@@ -263,7 +265,10 @@ class Trainer:
                     evaluation.at(ended.step, ended.state)
             self.save.at(ended.step, ended.state)
             if stop.kind == "finished":
-                sample = run_hooks.show_sample(self.attempt, self.pause, self.pictures, ended)
+                sample = run_hooks.show_sample(self.attempt, self.pause, ended.state)
+                if self.pictures:
+                    with self.attempt.signals.interruptible():
+                        self.pictures.on_state(ended.step, ended.state)
         except StoppedError as asked:  # a signal while it evaluates: the rest when it resumes
             stop = asked.stop
             self.save.at(ended.step, ended.state)  # nothing, where it is saved
@@ -361,22 +366,19 @@ class Trainer:
             hold = store.holder(self.attempt.program, self.best)
             return SaveHook(every=config.steps, save=hold, best=self.best), None
         # Their rows are flushed to the disk before a checkpoint is; not those of the timings.
-        flushed = [self.metrics, self.step_record, self.leaves]
+        flushed = [self.metrics, self.step_record]
         retries = SaveRetries(store.checkpoints)
         saver = CheckpointSaver(
-            self.attempt.program.resolved,
-            store.run_dir,
+            self.attempt,
+            store,
             retries,
-            resume=self.attempt.resume,
             bad_steps=self.bad_steps,
-            results={name: each.results for name, each in self.evaluations.items()},
+            evaluations=self.evaluations,
             best=self.best,
             files=[rows for each in flushed if (rows := getattr(each, "rows", None))],
             record=self.step_record,
             recompute=self.recompute,
             pause=self.pause,
-            budget=self.attempt.signals.budget,
-            copy=store.copy,
         )
         save = SaveHook(
             every=config.checkpoint.every or config.steps,

@@ -20,7 +20,7 @@ from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.tracking import Tracking
 from jtrain.train.program import Program
 from jtrain.train.restore import Log, set_up_stored
-from jtrain.train.run_dir import RunDir, find_run
+from jtrain.train.run_dir import RunDir
 from jtrain.train.trackers import End, TrackedRun, check_installed
 
 POLL = 1.0  # seconds between two looks at the run
@@ -43,28 +43,6 @@ class WatchEnd(NamedTuple):
 
     code: int
     why: str
-
-
-def wait_for_run(run: str, timeout: float, log: Log, asked: NotedSignals) -> Path:
-    """Return the directory of a run; wait for it to begin.
-
-    Args:
-        timeout: seconds; 0: without end.
-
-    Raises:
-        ConfigError: if there is none in time, with those that exist.
-    """
-    end, announced = time.monotonic() + (timeout or float("inf")), False
-    while True:
-        try:
-            return find_run(run, "jtrain eval")
-        except ConfigError as error:
-            if time.monotonic() > end or asked.name:
-                raise
-            if not announced:
-                log(f"{error}\nwaiting for {run} to begin")
-                announced = True
-        time.sleep(POLL / 4)
 
 
 def watch_run(

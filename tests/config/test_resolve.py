@@ -59,7 +59,7 @@ def test_a_new_kind_leaves_out_the_keys_of_the_old_and_says_so(path: Path):
 
 @pytest.mark.parametrize(
     ("setting", "key", "value"),
-    [("guard.limit=5", "limit", 5), ("guard.without=[[120,130]]", "without", ((120, 130),))],
+    [("guard.window=5", "window", 5), ("guard.without=[[120,130]]", "without", ((120, 130),))],
 )
 def test_a_key_of_the_kind_that_is_the_default_is_set_alone(path: Path, setting, key, value):
     resolved = resolve(path, [setting])

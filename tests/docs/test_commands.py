@@ -265,9 +265,8 @@ def test_a_worker_looks_for_its_run(command: Command, here: Path, capsys):
 @of("plan", "explain", "range")
 def test_a_step_is_planned_or_explained(command: Command, used: Path, capsys, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(used / "cache"))  # of the compiler's answers
-    again = "--why-recompile" in command.words
     steps = ["--steps", "20"] if command.verb == "range" and "--steps" not in command.words else []
-    assert main(list(command.words) if again else small(command, *steps)) == 0
+    assert main(small(command, *steps)) == 0
     assert capsys.readouterr().out
 
 

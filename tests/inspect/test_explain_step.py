@@ -16,19 +16,11 @@ from jtrain.errors import ConfigError
 from jtrain.inspect.explain.explain import Explanation, explain
 from jtrain.inspect.explain.modules import select_modules
 from jtrain.inspect.explain.operations import list_operations, parse_scope
-from jtrain.inspect.explain.recompile import advise, compare_with_run
 from jtrain.inspect.explain.residuals import list_residuals
 from jtrain.inspect.explain.text import render_page
 from jtrain.inspect.plan.collectives import collectives_of
 from jtrain.inspect.plan.hlo import HloProgram
-from jtrain.train.compile_step import (
-    Signature,
-    compare_signatures,
-    program_signature,
-    read_compiles,
-    record_compile,
-)
-from jtrain.train.program import Program, set_up
+from jtrain.train.program import set_up
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "configs/shakespeare.yaml"
@@ -191,80 +183,3 @@ def test_seven_billion_parameters_are_explained_in_less_than_a_minute(monkeypatc
     state = 12 * found["modules"]["parameters"]  # bytes: parameters and Adam's two moments
     share = found["compiled"]["memory"]["arguments"] * jax.device_count()  # split by fsdp
     assert state < share < 1.001 * state
-
-
-@pytest.fixture
-def study(tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return write_study(tmp_path)
-
-
-def program_of(path: Path, *settings: str) -> Program:
-    return set_up(config_of(path, settings))
-
-
-def signature(path: Path, *settings: str) -> Signature:
-    program = program_of(path, *settings)
-    return program_signature(program, program.schedule)
-
-
-def record(file: Path, program: Program) -> None:
-    record_compile(file, program, program.schedule, 4)
-
-
-def changes(path: Path, *settings: str) -> dict[str, str]:
-    before = signature(path)
-    after = signature(path, *settings)
-    return {c.name: advise(c) for c in compare_signatures(before, after)}
-
-
-def test_what_enters_no_program_is_no_reason(study):
-    assert changes(study, "seed=3", "log.every=2", "evaluate.every=0") == {}
-    cadence = changes(study, "checkpoint.every=3", "evaluate.every=0")
-    assert list(cadence) == ["steps_per_call"]
-    assert "the smallest cadence" in cadence["steps_per_call"]
-
-
-@pytest.mark.thorough
-def test_rows_values_and_layouts_are_reasons(study):
-    rows = changes(study, "batch=32")
-    assert "batch=16 needs the old one" in rows["batch/x"]
-    assert "Type batch=16" in rows["batch"]
-    assert "Type optimizer.lr=0.03" in changes(study, "optimizer.lr=0.1")["optimizer.lr"]
-    assert "model.width=8" in changes(study, "model.width=16")["model.width"]
-    split = changes(study, "parallel={kind: fsdp, devices: 4, min_size: 0}")
-    assert "its sharding changed" in split["state/params/down"]
-    assert "compiled once" in split["devices"]
-    assert "steps_per_call" in changes(study, "steps_per_call=2", "checkpoint.every=6")
-
-
-@pytest.mark.thorough
-def test_the_advised_value_needs_the_old_program(study):
-    """As the advice says, and as JAX's cache of programs sees it."""
-    old = program_of(study).lower_step().as_text()
-    assert program_of(study, "batch=32", "optimizer.lr=0.1").lower_step().as_text() != old
-    assert program_of(study, "batch=16", "optimizer.lr=0.03").lower_step().as_text() == old
-
-
-@pytest.mark.thorough
-def test_a_run_records_its_compiles_and_the_verb_compares(study, capsys):
-    assert main(["explain", str(study), "--why-recompile"]) == 2
-    assert "quick is no directory of a run" in capsys.readouterr().err
-    assert main(["run", str(study), "steps=4", "evaluate.every=0"]) == 0
-    run = Path("runs/quick")
-    assert [c.step for c in read_compiles(run / "compiles.jsonl")] == [0]
-    capsys.readouterr()
-    assert main(["explain", str(study), "steps=4", "evaluate.every=0", "--why-recompile"]) == 0
-    assert "nothing has changed" in capsys.readouterr().out
-    record(run / "compiles.jsonl", program_of(study, "steps=4"))  # the same program
-    record(run / "compiles.jsonl", program_of(study, "steps=8", "batch=32"))
-    assert '"signature"' not in (run / "compiles.jsonl").read_text().splitlines()[1]
-    assert main(["explain", str(study), "steps=8", "batch=64", "--why-recompile"]) == 0
-    shown = capsys.readouterr().out
-    assert "its last two programs differ" in shown
-    assert "float32[16,2] -> float32[32,2]" in shown
-    assert "float32[32,2] -> float32[64,2]" in shown
-    assert main(["explain", str(study), "--why-recompile", "quick", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert {c["name"] for c in found["last"]} >= {"batch/x", "batch", "steps"}
-    assert compare_with_run(run, program_of(study, "steps=8", "batch=32")).now == ()

@@ -189,10 +189,9 @@ def test_the_table_has_each_metric_of_the_evaluations(tmp_path: Path):
     assert known["best"] == {"name": "valid/accuracy", "value": 0.9, "step": 20}
 
 
-def test_the_page_has_pictures_matrices_and_leaves(tmp_path: Path):
+def test_the_page_has_pictures_and_matrices(tmp_path: Path):
     rows = [*ROWS, {"step": 40, "valid/confusion": [[3, 1], [0, 4]]}]
-    leaves = '{"step": 10, "grad_norm": {"block/kernel": 0.5}, "ratio": {"block/kernel": "NaN"}}\n'
-    path = write_run(tmp_path / "a", rows, leaves_jsonl=leaves)
+    path = write_run(tmp_path / "a", rows)
     picture = encode_png([[0, 255]])
     (path / "pictures").mkdir()
     (path / "pictures" / "digits-40.png").write_bytes(picture)
@@ -200,7 +199,6 @@ def test_the_page_has_pictures_matrices_and_leaves(tmp_path: Path):
     sources = [attributes["src"] for tag, attributes in Elements(text).found if tag == "img"]
     assert sources == [f"data:image/png;base64,{base64.b64encode(picture).decode()}"]
     assert "row 0, column 1: 1, 25.0% of its row" in text
-    assert "grad_norm of block/kernel" in text.partition("Leaves</h2>")[2]
 
 
 def test_the_command_writes_the_page_and_reports_damages(tmp_path: Path, monkeypatch, capsys):

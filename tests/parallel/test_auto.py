@@ -224,13 +224,12 @@ def test_a_run_goes_on_bit_for_bit_with_and_without(tmp_path, monkeypatch, compi
         there.append(kinds(state))
         return jt.Stop("a pause", "interrupted") if step in (4, 8) else None
 
-    more = ["log.leaves=6", "name=split"]
     for values in (far, near, far):
-        split = trained(path, values, *more, hooks=[pause])
+        split = trained(path, values, "name=split", hooks=[pause])
     assert steps == list(range(1, 13))
     host, device = ({part: {kind} for part in there[0]} for kind in ("pinned_host", "device"))
     assert there == [host] * 4 + [device] * 4 + [host] * 4
-    assert kept(split) == kept(trained(path, near, "log.leaves=6", "name=plain"))
+    assert kept(split) == kept(trained(path, near, "name=plain"))
 
 
 @pytest.mark.thorough

@@ -163,7 +163,7 @@ def escaping(home: Path, tmp_path: Path, monkeypatch) -> Path:
     devices = {"devices": [ESCAPES], "packages": {ESCAPES: ESCAPES}}
     (run / "run.json").write_text(json.dumps(facts | texts | devices))
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    for name in ("metrics.jsonl", "steps.jsonl", "speed.jsonl", "leaves.jsonl", "events.jsonl"):
+    for name in ("metrics.jsonl", "steps.jsonl", "speed.jsonl", "events.jsonl"):
         row = {ESCAPES: 1.0, f"{ESCAPES}/loss": 2.0, "event": ESCAPES, "message": ESCAPES}
         (run / name).write_text("".join(json.dumps(x | row) + "\n" for x in rows) + ESCAPES)
     for step in (run / "checkpoints").glob("[0-9]"):
@@ -205,7 +205,7 @@ def test_all_that_verbs_print_goes_through_one_function():
 
 SECRET = b'{"step": 3, "loss": "THE-READERS-OWN"}\n'
 PNG = b"\x89PNG\r\n\x1a\n" + SECRET
-FILES = ["config.yaml", "run.json", "metrics.jsonl", "speed.jsonl", "steps.jsonl", "leaves.jsonl", "events.jsonl", "compiles.jsonl", "profile.json", "log.txt", "samples.txt", "pictures/a-3.png", "checkpoints/.writer", "checkpoints/2/about.json", "checkpoints/2/seal.json", "checkpoints/2/state/_METADATA", "checkpoints/2.bak"]  # fmt: skip
+FILES = ["config.yaml", "run.json", "metrics.jsonl", "speed.jsonl", "steps.jsonl", "events.jsonl", "profile.json", "log.txt", "samples.txt", "pictures/a-3.png", "checkpoints/.writer", "checkpoints/2/about.json", "checkpoints/2/seal.json", "checkpoints/2/state/_METADATA", "checkpoints/2.bak"]  # fmt: skip
 EVERYBODYS = ("config.yaml", "run.json", "checkpoints/2")
 FOLDERS = ["checkpoints", "checkpoints/2", "checkpoints/2/state", "pictures"]
 READERS = [

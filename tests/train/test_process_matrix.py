@@ -122,7 +122,7 @@ def test_another_number_of_processes_resumes(first, second, alone, tmp_path, mon
 
 
 PATIENCE = 240  # seconds; alone on two cores it takes about 10
-FEW = ("steps=40", "checkpoint.every=0", "evaluate.every=5", "log.leaves=5")
+FEW = ("steps=40", "checkpoint.every=0", "evaluate.every=5")
 VALUES = (*FEW, "optimizer.kind=sgd")
 SPLIT = ("parallel.kind=fsdp", "parallel.min_size=0")
 

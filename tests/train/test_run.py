@@ -46,7 +46,6 @@ def test_leaves_the_files_that_it_names(finished: RunResult):
         "speed.jsonl",
         "time.jsonl",
         "steps.jsonl",
-        "compiles.jsonl",
         "log.txt",
         "checkpoints",
     }

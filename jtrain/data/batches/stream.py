@@ -304,7 +304,7 @@ class LoaderBatches(ShardedBatches):
     def _begin(self, shard: RowShard) -> None:
         self._shard, self._lock = shard, threading.Lock()
         self._first = _LoaderReader(self._open, self.size)
-        # Of batches that the run looks at again, such as those of `log.leaves`: each of the two
+        # Of batches that the run looks at again, such as that of a bad step: each of the two
         # only reads on, and no look makes the other begin again.
         self._second = _LoaderReader(self._open, self.size)
 

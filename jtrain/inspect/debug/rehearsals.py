@@ -3,8 +3,11 @@
 import contextlib
 import dataclasses
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,6 +16,7 @@ import numpy as np
 from jtrain.checkpoint import CheckpointManager
 from jtrain.checkpoint.inspect import num_bytes
 from jtrain.config.dump import plain_values
+from jtrain.config.top import RUNS
 from jtrain.core.batches import Batches
 from jtrain.core.pytree import named_leaves, num_elements
 from jtrain.core.state import TrainState
@@ -21,18 +25,38 @@ from jtrain.core.types import Batch
 from jtrain.distributed.cluster import detect
 from jtrain.errors import CheckpointError, ConfigError
 from jtrain.inspect.debug.replay import take_calls
+from jtrain.io.disk_errors import disk_advice
 from jtrain.io.formatting import format_bytes, format_number
 from jtrain.train.check_batch.first_batch import check_batches, trace_set_batches, trace_train_batch
 from jtrain.train.compile_step import resolve_with_step_time
 from jtrain.train.experiment import RunConfig
 from jtrain.train.program import Program
 from jtrain.train.resolve import Resolved, resolve
-from jtrain.train.run_dir import temporary_directory
 from jtrain.train.runtime import enable_compilation_cache
 from jtrain.train.supersteps import CallBatches
 
 CALLS = 4  # calls of the step: half before the state is saved, half after
 BATCHES = 2  # batches of each evaluation set
+
+
+@contextlib.contextmanager
+def temporary_directory(name: str, purpose: str) -> Iterator[Path]:
+    """Yield a new directory beside the runs, where an experiment is found; delete it at the end."""
+    existed = RUNS.is_dir()
+    try:
+        RUNS.mkdir(exist_ok=True)
+        directory = Path(tempfile.mkdtemp(prefix=f".{name}-{purpose}-", dir=RUNS))
+    except OSError as error:
+        raise ConfigError(
+            f"{RUNS}: cannot be written ({error.strerror}). {disk_advice(error, RUNS).words}."
+        ) from None
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+        if not existed:
+            with contextlib.suppress(OSError):  # another process uses it
+                RUNS.rmdir()
 
 
 class FirstBatches:

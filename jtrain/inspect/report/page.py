@@ -13,7 +13,6 @@ from jtrain.config.schema import format_value
 from jtrain.inspect.report.read_run import RunStory
 from jtrain.inspect.report.series import (
     Charts,
-    leaf_charts,
     metric_charts,
     newest_matrices,
     speed_charts,
@@ -52,7 +51,6 @@ def render_page(
         _section("Tables of numbers", _matrices(stories)),
         _section("Samples", _texts(stories, lambda story: story.samples)),
         _section("Speed", _charts(speed_charts(stories))),
-        _section("Leaves", _charts(leaf_charts(stories))),
         _section("Environment", _environment(stories)),
         _section("Values", _values(stories)),
         _section("Logs", _texts(stories, _log_tail)),

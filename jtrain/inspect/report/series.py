@@ -9,7 +9,6 @@ from jtrain.checkpoint.retention import BestMetric, best_step
 from jtrain.inspect.report.read_run import Row, RunStory, finite_number
 
 RATES = ("tokens_per_second", "rows_per_second")
-LEAF_KINDS = ("grad_norm", "grad_max", "ratio")
 MOST = 1200  # points per line
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # as a row has them
 
@@ -97,18 +96,6 @@ def speed_charts(stories: Sequence[RunStory]) -> Charts:
         for key, points in _scalars(story.speed).items():
             if key in titles:
                 found.setdefault(titles[key], {})[story.name] = thin(points)
-    return found
-
-
-def leaf_charts(stories: Sequence[RunStory]) -> Charts:
-    """Return a chart for each leaf: norm and maximum of its gradient, and its update ratio."""
-    found: Charts = {}
-    for story in stories:
-        for kind in LEAF_KINDS:
-            known = [row for row in story.leaves if isinstance(row.get(kind), dict)]
-            rows = [{**row[kind], "step": row["step"]} for row in known]
-            for leaf, points in _scalars(rows).items():
-                found.setdefault(f"{kind} of {leaf}", {})[story.name] = thin(points)
     return found
 
 

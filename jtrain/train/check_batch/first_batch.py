@@ -90,7 +90,7 @@ class FirstBatch:
                 return [*(mean.total for mean in output.terms.means), output]
 
             known: Any = (weights, key)
-            return jax.make_jaxpr(totals)(known, self._shapes(rows))
+            return jax.make_jaxpr(totals)(known, batch_shapes(self._batch, rows))
 
         self._program = trace(rows, terms)
         # Inlined calls have lost the source locations of their equations.
@@ -105,7 +105,7 @@ class FirstBatch:
 
     @functools.cached_property
     def _uses(self) -> Uses:
-        return find_uses(self._program, self._shapes(self._rows))
+        return find_uses(self._program, batch_shapes(self._batch, self._rows))
 
     @functools.cached_property
     def suspects(self) -> list[OutOfRangeValue]:
@@ -182,13 +182,6 @@ class FirstBatch:
             return jax.device_get(compiled(weights, placed))
 
         return call
-
-    def _shapes(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
-        canonical = jax.dtypes.canonicalize_dtype
-        return {
-            name: jax.ShapeDtypeStruct((rows, *array.shape[1:]), canonical(array.dtype))
-            for name, array in self._batch.items()
-        }
 
 
 def check_batch(

@@ -13,7 +13,7 @@ from jtrain.core.loop import FinishedSteps, Recorder, Stop
 from jtrain.distributed.multihost import all_gather
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.bad_step_log import BadStep, BadStepLog
-from jtrain.train.hooks.guards import FIND, EndGuard, Guard, OwnGuard, SkipGuard, StepNumbers
+from jtrain.train.hooks.guards import FIND, EndGuard, SkipGuard, StepNumbers
 
 
 class BadSteps(Recorder):
@@ -48,23 +48,23 @@ class BadSteps(Recorder):
     ):
         self.log = log
         """The log of bad steps."""
+        self.bad: BadStep | None = None
+        """Step that ends the run or rolls it back: no later state is worth saving."""
         self._skipped, self._minimum = skipped, minimum
         self._every, self._judged = every, start
         self._waiting: list[FinishedSteps] = []
         self._asked: Stop | None = None
-        self._guard: Guard
+        self._skips: SkipGuard | None = None
+        self._quiet_steps_matter = True
         match config.guard:
             case SkipPolicy() as policy:
-                self._guard = SkipGuard(config, policy, log, start, known)
+                self._guard = self._skips = SkipGuard(config, policy, log, start, known)
+                self._quiet_steps_matter = False
             case RollbackPolicy() | StopPolicy() as policy:
                 self._guard = EndGuard(policy, earlier, known)
+                self._quiet_steps_matter = bool(policy.spike.loss or policy.spike.grad_norm)
             case policy:
-                self._guard = OwnGuard(policy, known)
-
-    @property
-    def bad(self) -> BadStep | None:
-        """Step that ends the run or rolls it back: no later state is worth saving."""
-        return self._guard.bad
+                self._guard = policy.make_judge(known)
 
     def on_steps(self, finished: FinishedSteps) -> Stop | None:
         """Judge the steps up to a multiple of `every`; a bad one may end the loop there."""
@@ -82,8 +82,10 @@ class BadSteps(Recorder):
 
     def ended(self, step: int) -> Stop | None:
         """Judge the remaining steps, and warn of those that were skipped up to the last."""
-        stop = self.judge_all() or self._guard.end_of(step)
-        self._guard.warn(step)
+        stop = self.judge_all()
+        if self._skips:
+            stop = stop or self._skips.end_of(step)
+            self._skips.warn(step)
         return stop
 
     def _judge(self, last: int | None) -> None:
@@ -97,22 +99,25 @@ class BadSteps(Recorder):
             columns = [_column(finished, name) for name in StepNumbers._fields[1:]]
             *values, skipped, _ = columns
             is_quiet = skipped[-1] == self._skipped and np.isfinite(values).all()
-            if not is_quiet or self._guard.reads_all:
+            if not is_quiet or self._quiet_steps_matter:
                 rows = zip(finished.steps, *columns, strict=True)
                 for numbers in map(StepNumbers._make, rows):
                     if first <= numbers.step <= end:
                         self._judge_step(numbers)
             self._judged = end
-            if end // self._every > (first - 1) // self._every:
-                self._asked = self._asked or self._guard.end_of(end - end % self._every)
+            if self._skips and end // self._every > (first - 1) // self._every:
+                self._asked = self._asked or self._skips.end_of(end - end % self._every)
 
     def _judge_step(self, numbers: StepNumbers) -> None:
         before, self._skipped = self._skipped, round(numbers.skipped)
         # Above the minimum an overflow lowers the loss scale.
         adapts = numbers.overflows and numbers.loss_scale > self._minimum
-        if not (adapts or self._asked):
-            was_skipped = self._skipped > before
-            self._asked = self._guard.judge(numbers, was_skipped)
+        if adapts or self._asked:
+            return
+        self._asked = self._guard.judge(numbers, self._skipped > before)
+        if self._asked and not self._skips:
+            step, loss, grad_norm, update_norm, _, _ = numbers
+            self.bad = BadStep(step, self._asked.why, loss, grad_norm, update_norm)
 
     def state(self) -> dict[str, Any]:
         """Return JSON for a checkpoint, from which another instance resumes."""

@@ -131,8 +131,8 @@ class EarlyStop(Hook):
     """Hook that ends a run after `patience` evaluations in a row without improvement.
 
     The run is then done. The hook has no state of its own: it decides by all results so far, so a
-    run that is stopped and resumed ends at the same step. If a run that it ended is trained
-    longer, there are `patience` more evaluations to improve in.
+    run that is stopped and resumed ends at the same step. To train a run longer that it ended, give
+    more patience.
 
     Args:
         metric: `loss`, `lowest loss` or `highest accuracy`; `NAME/loss` for one of several sets.
@@ -160,9 +160,6 @@ class EarlyStop(Hook):
         """Evaluation set that the hook listens to (empty: the first), and its metric."""
         self._sign = 1 if goal.end == "lowest" else -1
         self._patience, self._least, self._after = patience, least, after
-        self.longer_from: Sequence[int] = ()
-        """Steps after which the run was trained longer; if the patience had run out by such a
-        step, counting restarts there."""
 
     def on_results(self, step: int, name: str, results: Results) -> Stop | None:
         """Count the evaluations since the best; return a `Stop` when patience runs out."""
@@ -187,12 +184,9 @@ class EarlyStop(Hook):
     def _best(self, values: Mapping[int, float]) -> tuple[int, int]:
         """Return the step of the best number, and the count of numbers after it."""
         step, value, since = 0, math.inf, 0
-        for (at, number), following in zip(values.items(), [*values, math.inf][1:], strict=True):
+        for at, number in values.items():
             if self._sign * number < value - self._least:  # False for a NaN
                 step, value, since = at, self._sign * number, 0
             else:
                 since += 1
-            over = since >= self._patience
-            if over and any(at <= longer < following for longer in self.longer_from):
-                since = 0
         return step, since

@@ -1,13 +1,14 @@
-"""Guards: what is done about bad steps, by each policy of the config's `guard`."""
+"""Guards: what is done about bad steps, by each policy of the config's `guard`.
 
-import abc
-import collections
+A guard has `judge` and `state`, as `jtrain.config.GuardPolicy.make_judge` describes them.
+"""
+
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from jtrain.config.sections import GuardPolicy, RollbackPolicy, SkipPolicy, StopPolicy
+from jtrain.config.sections import RollbackPolicy, SkipPolicy, StopPolicy
 from jtrain.core.loop import Rollback, Stop
 from jtrain.io.log import LOG
 from jtrain.train.experiment import RunConfig
@@ -37,41 +38,17 @@ class StepNumbers(NamedTuple):
         return math.isfinite(self.loss) and not math.isfinite(self.grad_norm)
 
     def describe(self) -> str:
-        """Return a description of a step that was skipped."""
-        if math.isfinite(self.loss + self.grad_norm):
+        """Return a description of a step that is not finite."""
+        if math.isfinite(self.loss + self.grad_norm + self.update_norm):
             return f"makes extra non-finite: loss {self.loss:.4g}"
-        return f"is not finite: loss {self.loss:.4g}, gradient norm {self.grad_norm:.4g}"
+        numbers = f"loss {self.loss:.4g}, gradient norm {self.grad_norm:.4g}"
+        if math.isfinite(self.loss + self.grad_norm):
+            numbers += f", update norm {self.update_norm:g}"
+        return f"is not finite: {numbers}"
 
 
-class Guard(abc.ABC):
-    """Response to bad steps."""
-
-    reads_all = True
-    """False: it judges finite steps of no group in which none was skipped."""
-    bad: BadStep | None = None
-    """Step that ends the run or rolls it back; None while there is none."""
-
-    @abc.abstractmethod
-    def judge(self, numbers: StepNumbers, was_skipped: bool) -> Stop | None:
-        """Judge a step; a `Stop` ends the run, or rolls it back."""
-
-    @abc.abstractmethod
-    def state(self) -> dict[str, Any]:
-        """Return JSON for a checkpoint, from which another instance resumes."""
-
-    def end_of(self, step: int) -> Stop | None:
-        """Return a stop for what all steps up to the end of a group have in common."""
-        return None
-
-    def warn(self, step: int) -> None:
-        """Log how many steps were skipped since the last warning."""
-        return None
-
-
-class SkipGuard(Guard):
+class SkipGuard:
     """Response that counts skipped steps, names their data, and ends a run of too many."""
-
-    reads_all = False
 
     def __init__(
         self,
@@ -81,12 +58,11 @@ class SkipGuard(Guard):
         start: int,
         known: Mapping[str, Any],
     ):
-        self._policy, self._log = policy, log
+        self._log = log
         self._window = min(policy.window, config.steps)
         self._log_every, self._logged_at, self._unlogged = config.log.every, start, 0
         self._last: int = known.get("last", 0)  # skipped step
         self._in_a_row: int = known.get("in_a_row", 0)
-        self._recent = collections.deque[int](known.get("bad", ()))
         self._data_steps: int = known.get("data_steps", 0)
         self._named = dict.fromkeys(known.get("named", ()))
         self._cause: str = known.get("cause", "")
@@ -101,7 +77,7 @@ class SkipGuard(Guard):
         bad = BadStep(step, numbers.describe(), numbers.loss, numbers.grad_norm)
         self._log.append(bad, "skipped")
         self._name_data(step)
-        why = self._why_overflow(numbers) or self._why_many(bad) or self._why_none(bad)
+        why = self._why_overflow(numbers) or self._why_none(bad)
         return Stop(why, "failed") if why else None
 
     def end_of(self, step: int) -> Stop | None:
@@ -134,7 +110,6 @@ class SkipGuard(Guard):
         return {
             "last": self._last,
             "in_a_row": self._in_a_row,
-            "bad": list(self._recent),
             "data_steps": self._data_steps,
             "named": list(self._named),
             "cause": self._cause,
@@ -166,21 +141,6 @@ class SkipGuard(Guard):
             f"{FIND}"
         )
 
-    def _why_many(self, bad: BadStep) -> str:
-        limit, within = self._policy.limit, self._policy.within
-        if not limit:
-            return ""
-        self._recent.append(bad.step)
-        while self._recent[0] <= bad.step - within:
-            self._recent.popleft()
-        if len(self._recent) < limit:
-            return ""
-        return (
-            f"{len(self._recent)} steps within {within} were skipped, and guard.limit is {limit}: "
-            f"step {bad.step} {bad.what}. {KEPT} Check the data for NaN or infinity, or lower "
-            f"optimizer.lr. {FIND}"
-        )
-
     def _why_none(self, bad: BadStep) -> str:
         if self._in_a_row < self._window:
             return ""
@@ -192,7 +152,7 @@ class SkipGuard(Guard):
         )
 
 
-class EndGuard(Guard):
+class EndGuard:
     """Response that stops or rolls back at the first bad step."""
 
     def __init__(
@@ -202,24 +162,23 @@ class EndGuard(Guard):
         known: Mapping[str, Any],
     ):
         self._policy, self._earlier = policy, earlier
-        self.means = RunningMean(policy.spike.memory)
-        self.means.restore(known)
-        self.reads_all = bool(policy.spike.loss or policy.spike.grad_norm)
+        past = {name: known[name] for name in RunningMean.STATE if name in known}
+        self.means = RunningMean(policy.spike.memory, **past)
 
     def judge(self, numbers: StepNumbers, was_skipped: bool) -> Stop | None:
         """Judge a step; a `Stop` ends the run, or rolls it back."""
-        _, loss, grad_norm, update_norm, _, _ = numbers
-        what = numbers.describe() if was_skipped else self._describe(numbers)
+        step, loss, grad_norm, update_norm, _, _ = numbers
+        finite = not was_skipped and math.isfinite(loss + grad_norm + update_norm)
+        what = self._describe_spike(loss, grad_norm) if finite else numbers.describe()
         if not what:
             self.means.absorb(loss, grad_norm)
             return None
-        self.bad = bad = BadStep(numbers.step, what, loss, grad_norm, update_norm)
-        policy, why = self._policy, f"step {bad.step} {what}."
+        policy, why = self._policy, f"step {step} {what}."
         if isinstance(policy, StopPolicy):
             return Stop(why, "failed")
-        recent = [step for step in self._earlier if step > bad.step - policy.within]
+        recent = [earlier for earlier in self._earlier if earlier > step - policy.within]
         if len(recent) < policy.limit:
-            return Rollback(why, step=bad.step, back=policy.back, skip=policy.skip)
+            return Rollback(why, step=step, back=policy.back, skip=policy.skip)
         steps = ", ".join(map(str, recent))
         return Stop(
             f"{why} The run was rolled back {len(recent)} times within {policy.within} steps (for "
@@ -231,38 +190,15 @@ class EndGuard(Guard):
         """Return JSON for a checkpoint, from which another instance resumes."""
         return self.means.state()
 
-    def _describe(self, numbers: StepNumbers) -> str:
-        """Return what is wrong with a step, in words; "" for a good step."""
-        _, loss, grad_norm, update_norm, _, _ = numbers
+    def _describe_spike(self, loss: float, grad_norm: float) -> str:
+        """Return a description of a spike; "" for a good step."""
         spike, means = self._policy.spike, self.means
-        if not math.isfinite(loss + grad_norm + update_norm):
-            update = f", update norm {update_norm:g}" if math.isfinite(grad_norm) else ""
-            return f"is not finite: loss {loss:.4g}, gradient norm {grad_norm:.4g}{update}"
         if means.above("loss", loss, spike.loss):
             return f"is a spike: loss {loss:.4g}, and the mean before it {means.loss:.4g}"
         if means.above("grad_norm", grad_norm, spike.grad_norm):
             mean = means.grad_norm
             return f"is a spike: gradient norm {grad_norm:.4g}, and the mean before it {mean:.4g}"
         return ""
-
-
-class OwnGuard(Guard):
-    """Response of a policy of another package."""
-
-    def __init__(self, policy: GuardPolicy, known: Mapping[str, Any]):
-        self._judge = policy.make_judge(known)
-
-    def judge(self, numbers: StepNumbers, was_skipped: bool) -> Stop | None:
-        """Judge a step; a `Stop` ends the run, or rolls it back."""
-        asked = self._judge.judge(numbers, was_skipped)
-        if asked:
-            step, loss, grad_norm, update_norm, _, _ = numbers
-            self.bad = BadStep(step, asked.why, loss, grad_norm, update_norm)
-        return asked
-
-    def state(self) -> dict[str, Any]:
-        """Return JSON for a checkpoint, from which another instance resumes."""
-        return self._judge.state()
 
 
 @dataclasses.dataclass
@@ -272,6 +208,7 @@ class RunningMean:
     Only finite numbers are included. The weights add up to 1 from the first step on.
     """
 
+    STATE: ClassVar = ("steps", "loss", "grad_norm")
     memory: int
     steps: int = 0
     loss: float = 0.0
@@ -295,10 +232,5 @@ class RunningMean:
         return known and value - mean > (factor - 1) * abs(mean)
 
     def state(self) -> dict[str, Any]:
-        """Return JSON from which `restore` recovers the same means, to the bit."""
-        return {"steps": self.steps, "loss": self.loss, "grad_norm": self.grad_norm}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Set the means to a saved state; an empty one restarts them."""
-        self.steps = state.get("steps", 0)
-        self.loss, self.grad_norm = state.get("loss", 0.0), state.get("grad_norm", 0.0)
+        """Return JSON of which another instance is made, `RunningMean(memory, **state)`."""
+        return {name: getattr(self, name) for name in self.STATE}

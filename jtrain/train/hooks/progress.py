@@ -10,17 +10,14 @@ from typing import Any, TextIO
 
 from jtrain.core.loop import Hook
 from jtrain.io.formatting import format_count, format_duration, format_number
-from jtrain.train.charts import svg_chart
 from jtrain.train.hooks.speed import Speed
-
-POINTS = 200  # of the training loss, at most, in a notebook
 
 
 class ProgressBar(Hook):
     """Hook that draws within `with ProgressBar(...) as progress:`, if `stream` can show it.
 
-    A terminal has a line; a cell of a notebook has a line and the curves of the loss, in place, and
-    the lines that are printed below them. A file and a pipe have the printed lines alone.
+    A terminal and a cell of a notebook have one line, which is replaced, beside the lines that are
+    printed. A file and a pipe have the printed lines alone.
 
     The display is redrawn a few times a second and not at every step: each drawing sets `every` to
     the steps of such a period, so that a step in between costs the loop one division.
@@ -29,8 +26,7 @@ class ProgressBar(Hook):
         start: the step that the run resumes from.
         stop: the last step of the run.
         speed: gives the speed and the time left.
-        valid: gives the losses of the validation set by step, in order.
-        earlier: gives the training losses before `start`, by step.
+        valid: gives the newest validation loss, None before the first.
         steps_per_call: steps that the loop takes at once.
         stream: of the terminal or the cell; stdout by default.
         clock: gives seconds.
@@ -42,8 +38,7 @@ class ProgressBar(Hook):
         stop: int,
         start: int = 0,
         speed: Speed | None = None,
-        valid: Callable[[], Mapping[int, float]] = dict,
-        earlier: Callable[[], Mapping[int, float]] = dict,
+        valid: Callable[[], float | None] = lambda: None,
         steps_per_call: int = 1,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -59,8 +54,6 @@ class ProgressBar(Hook):
         self._drawn, self._drawn_step = clock(), start
         self._doing = "starting"
         self._period = 0.5 if self._cell else 0.2  # seconds between two drawings
-        losses = list(earlier().items()) if self._cell else []
-        self._losses = dict(losses[:: 1 + len(losses) // POINTS])
         self._draws = False
         self._terminal: Any = None  # rich's Live
         self._output: Any = None  # IPython's handle of the output of the cell
@@ -110,9 +103,6 @@ class ProgressBar(Hook):
         if not self.live:
             return
         now, self._step, self._numbers, self._doing = self._clock(), step, numbers, ""
-        newest = max(self._losses, default=0)
-        if self._cell and "loss" in numbers and step - newest >= self._stop / POINTS:
-            self._losses[step] = numbers["loss"]
         if now - self._drawn >= self._period or step >= self._stop:
             self.every = self._steps_per_period(step - self._drawn_step, now - self._drawn)
             self._drawn, self._drawn_step = now, step
@@ -121,8 +111,6 @@ class ProgressBar(Hook):
     def _steps_per_period(self, steps: int, seconds: float) -> int:
         """Return the most steps within a period that are a power of two times the least."""
         calls = int(steps * min(1.0, self._period / seconds) / self._least) if seconds > 0 else 1
-        if self._cell:  # however fast the steps are, the curve has its points
-            calls = min(calls, self._stop // (POINTS * self._least))
         return self._least << max(0, calls.bit_length() - 1)
 
     def _draw(self) -> None:
@@ -137,8 +125,7 @@ class ProgressBar(Hook):
 
         bar = f'<progress value="{self._step}" max="{max(self._stop, 1)}"></progress>'
         line = f"<div>{bar} <code>{html.escape(self._text())}</code></div>"
-        chart = svg_chart("loss", {"train": self._losses, "valid": self._valid()})
-        data = {"text/html": line + chart, "text/plain": self._text()}
+        data = {"text/html": line, "text/plain": self._text()}
         if self._output is None:
             self._output = display(data, raw=True, display_id=True)
         else:
@@ -161,8 +148,8 @@ class ProgressBar(Hook):
         cells = [f"{self._step}/{self._stop}"]
         if "loss" in self._numbers:
             cells.append(f"loss {format_number(self._numbers['loss'])}")
-        if valid := list(self._valid().values()):
-            cells.append(f"valid {format_number(valid[-1])}")
+        if (valid := self._valid()) is not None:
+            cells.append(f"valid {format_number(valid)}")
         if self._speed and self._speed.pace:
             cells.append(f"{format_count(self._speed.rate)} {self._speed.unit}/s")
             if self._step < self._stop:

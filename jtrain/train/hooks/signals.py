@@ -6,14 +6,14 @@ import itertools
 import os
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any, TypeVar
 
 import jax
 from jax.experimental import multihost_utils
 
-from jtrain.core.loop import IN_FLIGHT, Hook, Stop, StoppedError
+from jtrain.core.loop import IN_FLIGHT, Stop, StoppedError
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.shutdown import (
     ShutdownRequest,
@@ -24,7 +24,6 @@ from jtrain.distributed.shutdown import (
 )
 from jtrain.io.formatting import format_duration
 from jtrain.io.log import LOG
-from jtrain.train.hooks.speed import Speed
 
 
 @dataclasses.dataclass
@@ -33,61 +32,35 @@ class GraceBudget:
 
     seconds: float = 25.0
     """The grace period."""
-    call: float | None = None
-    """Seconds of a call of the step; None until measured."""
+    call: Callable[[], float] = lambda: 0.0
+    """Gives the seconds of a call of the step; 0 until measured."""
     save: float | None = None
     """Seconds of a save; None until measured."""
     in_flight: int = IN_FLIGHT
     """Calls that are started and not yet finished."""
+    warned: bool = False
 
     @property
-    def needed(self) -> float | None:
-        """Seconds for the calls in flight, one more, and a save; None until both are measured."""
-        if self.call is None or self.save is None:
-            return None
-        return (self.in_flight + 1) * self.call + self.save
+    def needed(self) -> float:
+        """Seconds for the calls in flight, one more, and a save; 0 until both are measured."""
+        call = self.call()
+        return (self.in_flight + 1) * call + self.save if call and self.save else 0.0
 
     def fits(self) -> bool:
         """Return whether a save fits into the grace period; True until it is known."""
-        return (self.needed or 0.0) <= self.seconds
+        return self.needed <= self.seconds
 
-
-class GracePeriod(Hook):
-    """Hook that keeps the time of a call, and warns once if a save would not fit.
-
-    Args:
-        budget: takes the time of a call.
-        speed: gives the time of a step.
-        every: steps between two checks.
-        cadence: how often a checkpoint is saved: `500 steps`.
-    """
-
-    def __init__(
-        self,
-        budget: GraceBudget,
-        speed: Speed,
-        *,
-        every: int,
-        steps_per_call: int,
-        cadence: str,
-    ):
-        self.every, self._budget, self._cadence = every, budget, cadence
-        self._speed, self._steps_per_call, self._warned = speed, steps_per_call, False
-
-    def on_numbers(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Measure a call, and warn once if the grace period is too short."""
-        if pace := self._speed.pace:
-            self._budget.call = self._steps_per_call * pace.seconds_per_step
-        if self._warned or self._budget.fits():
+    def warn(self) -> None:
+        """Log once if a save would not fit."""
+        if self.warned or self.fits():
             return
-        self._warned = True
-        needed = self._budget.needed or 0.0
+        self.warned = True
         LOG.warning(
-            f"checkpoint.grace: {format_duration(self._budget.seconds)} are too short for the "
-            f"steps in flight and a save, about {format_duration(needed)}. Asked to end, this run "
-            f"ends at once and later resumes from the last checkpoint, saved every "
-            f"{self._cadence}. Lower checkpoint.every, or set checkpoint.grace={needed * 1.5:.0f} "
-            f"if the scheduler waits that long before it kills the run."
+            f"checkpoint.grace: {format_duration(self.seconds)} are too short for the steps in "
+            f"flight and a save, about {format_duration(self.needed)}. Asked to end, this run ends "
+            f"at once and later resumes from its last checkpoint. Lower checkpoint.every, or set "
+            f"checkpoint.grace={self.needed * 1.5:.0f} if the scheduler waits that long before it "
+            f"kills the run."
         )
 
 

@@ -179,8 +179,7 @@ def test_the_means_are_those_of_the_closed_form_and_resume_to_the_bit():
     for number, loss in enumerate(losses):
         if number == 17:
             kept = json.loads(json.dumps(means.state()))
-            means = RunningMean(memory)
-            means.restore(kept)
+            means = RunningMean(memory, **kept)
         means.absorb(loss, 2 * loss)
         means.absorb(math.nan, 1.0)
         means.absorb(1.0, math.inf)

@@ -99,12 +99,9 @@ def test_a_wait_for_data_is_reported_and_the_phase_after_it():
     assert went_on == ["eval"] * 3
 
 
-def stops_at(losses, stop, name="valid", metric="loss", start=0):
-    """Return the evaluation, from 1, that ends the run, and the reason; None if it never ends.
-
-    `start` is the step that the run goes on from, after the evaluations up to it.
-    """
-    for n in range(max(1, start // 10), len(losses) + 1):
+def stops_at(losses, stop, name="valid", metric="loss"):
+    """Return the evaluation, from 1, that ends the run, and the reason; None if it never ends."""
+    for n in range(1, len(losses) + 1):
         results = {10 * i: {metric: float(x)} for i, x in enumerate(losses[:n], 1)}
         if said := stop.on_results(10 * n, name, results):
             return n, said
@@ -125,22 +122,6 @@ def test_ends_after_so_many_evaluations_without_a_better_one(losses, patience, e
     assert (said and said[0]) == end
     if said:
         assert said[1].kind == "finished", "the end that was wanted"
-
-
-@pytest.mark.parametrize(
-    ("extended", "end"),
-    [
-        ([], 3),
-        ([30], 5),  # it had ended there, and has its patience again
-        ([20], 3),  # its patience was not over there: as if it had been so long from the start
-    ],
-)
-def test_an_extended_run_has_its_patience_anew(extended, end):
-    losses = [1, 2, 2, 2, 2, 2, 2, 2]
-    stop = EarlyStop(patience=2)
-    stop.longer_from = extended
-    said = stops_at(losses, stop, start=max([*extended, 0]))
-    assert (said and said[0]) == end
 
 
 def test_highest_least_and_after():

@@ -1,4 +1,4 @@
-"""Leaf by leaf: statistics of the next step, and leaves that are frozen."""
+"""Leaves that are frozen."""
 
 import re
 from pathlib import Path
@@ -10,57 +10,9 @@ from comparison import assert_close, assert_leaves_close, bitwise
 from quick_study import CODE, config_of, trained
 
 import jtrain as jt
-from jtrain.core.pytree import named_leaves
-from jtrain.core.step import make_step
-from jtrain.io.jsonl import read_rows
 from jtrain.train.hooks.step_record import read_step_records
-from jtrain.train.leaf_statistics import KINDS, LeafStatistics
 from jtrain.train.program import set_up
 from jtrain.train.summary import count_step_flops
-
-SGD = ["optimizer={kind: sgd, lr: 0.1}"]
-
-
-def by_hand(parts, state, batch) -> dict[str, dict[str, float]]:
-    """Return the statistics by numpy's gradient in a step of plain descent."""
-    step = make_step(parts.loss, parts.resolved.experiment.transformation)
-    after, _ = jax.jit(step)(state, batch)
-    found: dict[str, dict[str, float]] = {kind: {} for kind in KINDS}
-    leaves = named_leaves(jax.device_get(after.params))
-    for name, before in named_leaves(jax.device_get(state.params)).items():
-        update = leaves[name] - before
-        size, held = float(np.linalg.norm(update)), float(np.linalg.norm(before))
-        found["update_norm"][name], found["param_norm"][name] = size, held
-        found["grad_norm"][name] = size / 0.1
-        found["grad_max"][name] = float(np.abs(update).max()) / 0.1
-        found["ratio"][name] = size / held if held else float("nan")
-    return found
-
-
-@pytest.mark.thorough
-def test_the_statistics_are_those_of_the_next_step(study_home: Path):
-    parallel = "parallel={kind: fsdp, devices: 4, min_size: 0}"
-    parts = set_up(config_of(study_home, [*SGD, parallel, "microbatches=2", "checkpoint.every=0"]))
-    alone = set_up(config_of(study_home, [*SGD, "checkpoint.every=0", "steps_per_call=1"]))
-    found = LeafStatistics(parts)(3, parts.initial_state())
-    rows = alone.place(alone.resolved.experiment.train[3])
-    expected = by_hand(alone, alone.initial_state(), rows)
-    assert list(found) == list(KINDS)
-    for kind in KINDS:
-        assert found[kind] == pytest.approx(expected[kind], rel=1e-4, nan_ok=True), kind
-
-
-@pytest.mark.thorough
-def test_a_run_writes_them_at_their_cadence_and_takes_the_same_steps(study_home: Path):
-    plain = trained(study_home, "name=plain", "checkpoint.every=4")
-    asked = trained(study_home, "name=asked", "checkpoint.every=4", "log.leaves=4")
-    rows = read_rows(asked.directory.leaves)
-    assert [row["step"] for row in rows] == [4, 8]  # nothing follows step 12
-    assert set(rows[0]) == {"step", *KINDS}
-    assert set(rows[0]["ratio"]) == {"up", "bias", "down"}
-    assert not plain.directory.leaves.exists()
-    assert asked.directory.metrics.read_bytes() == plain.directory.metrics.read_bytes()
-
 
 CONFIG = "configs/quick.yaml"
 BUILT = "optimizer=self.optimizer.build(self.steps)"
