@@ -10,7 +10,6 @@ from jtrain.inspect.report.read_run import Row, RunStory, finite_number
 
 RATES = ("tokens_per_second", "rows_per_second")
 MOST = 1200  # points per line
-NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # as a row has them
 
 Points: TypeAlias = dict[int, float]  # finite values by step
 Charts: TypeAlias = dict[str, dict[str, Points]]  # lines by their names, by title
@@ -99,17 +98,6 @@ def speed_charts(stories: Sequence[RunStory]) -> Charts:
     return found
 
 
-def newest_matrices(story: RunStory) -> list[dict[str, Any]]:
-    """Return the newest value of each array metric, as rows of numbers."""
-    newest: dict[str, dict[str, Any]] = {}
-    for row in story.metrics:
-        for key, value in row.items():
-            cells = _cells(value)
-            if cells:
-                newest[key] = {"name": key, "step": row["step"], "cells": cells}
-    return list(newest.values())
-
-
 def _curves(story: RunStory) -> dict[str, Points]:
     """Return the points of each metric, from steps.jsonl if that has more steps."""
     found = _scalars(story.metrics)
@@ -138,15 +126,3 @@ def _scalars(rows: Iterable[Row]) -> dict[str, Points]:
             if key != "step" and (number := finite_number(value)) is not None:
                 found.setdefault(key, {})[row["step"]] = number
     return found
-
-
-def _cells(value: Any) -> list[list[float | None]] | None:
-    """Return a list of numbers, or of equally long lists of numbers, as rows; None otherwise."""
-    if not isinstance(value, list) or not value:
-        return None
-    rows = value if all(isinstance(row, list) for row in value) else [value]
-    if not rows[0] or len({len(row) for row in rows}) > 1:
-        return None
-    if not all(isinstance(cell, int | float) or cell in NOT_FINITE for row in rows for cell in row):
-        return None
-    return [[finite_number(cell) for cell in row] for row in rows]
