@@ -36,7 +36,9 @@ def exported(text: str) -> dict[str, str]:
 def test_the_first_table_links_every_section():
     linked = re.findall(r"\]\(#([^)]+)\)", CLUSTERS.partition("\n## ")[0])
     titles = re.findall(r"^## (.*)$", CLUSTERS, re.MULTILINE)
-    assert set(linked) == {re.sub(r"[^\w ]", "", title.lower()).replace(" ", "-") for title in titles}
+    assert set(linked) == {
+        re.sub(r"[^\w ]", "", title.lower()).replace(" ", "-") for title in titles
+    }
 
 
 MANIFEST = re.compile(
