@@ -46,7 +46,7 @@ MANIFEST = re.compile(
 )
 
 
-@pytest.mark.parametrize("title", ["Kubernetes JobSet", "SkyPilot"])
+@pytest.mark.parametrize("title", ["Kubernetes JobSet"])
 def test_a_manifest_is_what_its_command_prints(title, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     found = MANIFEST.findall(section(title))
