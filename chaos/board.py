@@ -44,12 +44,12 @@ def table(rows: Mapping[str, Row], results: Results, folder: Path) -> str:
     words = sorted({each.versions for each in results.all})
     dates = sorted({each.date for each in results.all})
     lines += ["", f"{_between(dates)}; {_machine()}; {'; '.join(words)}."]
-    lines += ["", "Failures, all that there ever were:" if failures else "Failures: none."]
+    lines += ["", "All failures so far:" if failures else "Failures: none."]
     return "\n".join([*lines, *([""] if failures else []), *failures])
 
 
 def _failures(name: str, found: Mapping[int, list[Result]]) -> list[str]:
-    """Return a line for the failures that are mended and one for the others, if there are any."""
+    """Return a line for the mended failures and one for the others, if there are any."""
     lines = []
     for mended in (True, False):
         failed = {
@@ -60,8 +60,8 @@ def _failures(name: str, found: Mapping[int, list[Result]]) -> list[str]:
         if failed:
             seeds = f"seed{'s' * (len(failed) > 1)} {spans(failed)}"
             dates = _between(sorted({each.date for each in failed.values()}))
-            state = "mended since" if mended else "not mended"
-            lines.append(f"- `{name}` {seeds}, {dates}, {state}: {_detail(failed)}")
+            state = "fixed since" if mended else f"not fixed: {_detail(failed)}"
+            lines.append(f"- `{name}` {seeds}, {dates}, {state}")
     return lines
 
 

@@ -52,7 +52,7 @@ class Row:
 
 ROWS: Mapping[str, Row] = {
     "sigkill": Row(
-        "SIGKILL at random moments: final state, data position and metrics bitwise, no litter",
+        "SIGKILL at random moments: final state, data position, metrics bitwise; no file left over",
         "151 of 151 for the state",
         sigkill,
         trials=100,
@@ -72,21 +72,21 @@ ROWS: Mapping[str, Row] = {
         faults=STATES,
     ),
     "corruption": Row(
-        "bits flipped, files cut, zeroed, swapped, missing, added: every damage is seen",
+        "bits flipped, files cut, zeroed, swapped, missing, added: all damage is found",
         "1 %",
         corruption,
         trials=100,
         faults=len(KINDS),
     ),
     "two_writers": Row(
-        "two writers for 25 s: none mixed, none broken, the second refused within a second",
+        "two writers for 25 s: no files mixed or broken, the second refused within a second",
         "2 mixed, 5 broken of 31",
         two_writers,
         trials=4,
     ),
     "no_place": Row(
         "a directory that cannot be written: refused within 2 s, before data is read",
-        "told at the first wait",
+        "reported at the first wait",
         no_place,
         trials=20,
     ),
@@ -97,19 +97,19 @@ ROWS: Mapping[str, Row] = {
         trials=50,
     ),
     "failing_write": Row(
-        "the n-th write fails (ENOSPC, EIO, EDQUOT), once and for ever: nothing lost, told in 5 s",
-        "told a period late",
+        "the n-th write fails (ENOSPC, EIO, EDQUOT), once or always: nothing lost, reported in 5 s",
+        "reported a period late",
         failing_write,
         trials=lambda folder: 3 * points.operations(folder),
     ),
     "full_disk_run": Row(
-        "a run whose disk fails for a while or for ever: it continues, or can be resumed",
+        "a run whose disk fails for a while or for good: it continues, or can be resumed",
         "",
         full_disk_run,
         trials=50,
     ),
     "worker_kill": Row(
-        "a worker killed: all stopped in 2 s, a new step in 20 s, the end bitwise",
+        "a worker killed: all stopped in 2 s, a new step in 20 s, the same final bits",
         "9 to 99 s, no restart",
         worker_kill,
         trials=50,
@@ -121,13 +121,13 @@ ROWS: Mapping[str, Row] = {
         trials=20,
     ),
     "hang": Row(
-        "a worker that is stuck: found and named within its deadline and 2 s, the end bitwise",
+        "a stuck worker: found and named within its deadline and 2 s, the same final bits",
         "never",
         hang,
         trials=20,
     ),
     "no_alarm": Row(
-        "minutes under the watch, with waits just below its limits, one a compilation: no alarm",
+        "minutes of waits just below the limits of a stuck process, one a compilation: no alarm",
         "",
         no_alarm,
         trials=1,
@@ -140,7 +140,7 @@ ROWS: Mapping[str, Row] = {
         trials=200,
     ),
     "slurm_kill": Row(
-        "a task of Slurm killed at random, requeued by the script of its page: the end bitwise",
+        "a task of Slurm killed at random, requeued by the published script: the same final bits",
         "-",
         slurm_kill,
         trials=30,
@@ -173,7 +173,7 @@ ROWS: Mapping[str, Row] = {
         faults=SERVER_KILLS,
     ),
     "injected": Row(
-        "NaN or infinity at a random step and leaf: none enters; as a run without that batch",
+        "NaN or infinity at a random step and leaf: not applied; ends as a run without that batch",
         "-",
         injected,
         trials=50,
@@ -185,7 +185,7 @@ ROWS: Mapping[str, Row] = {
         trials=300,
     ),
     "calm": Row(
-        "every step computed twice and none flipped: no alarm",
+        "every step computed twice, no bit flipped: no alarm",
         "",
         calm,
         trials=100,

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train on a slice of TPU VMs, from here: docs/clusters/tpu_vm.md explains each step.
+# Train on a slice of TPU VMs, from here: docs/clusters.md explains each step.
 set -euo pipefail
 usage="usage: scripts/tpu_vm.sh NAME --zone ZONE --type TYPE [options] run CONFIG [KEY=VALUE ...]
 

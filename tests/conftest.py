@@ -8,7 +8,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 # runs some tests of each area with what users have (TEST_FLAGS=users). XLA's own passes, fusion
 # among them, are always those that users have; benchmarks/exactness.py measures with everything on.
 # Flags that are set outside come last and win: those of another processor's instructions, say
-# (docs/tests.md). A worker of pytest-xdist has all.
+# (docs/exactness.md). A worker of pytest-xdist has all.
 os.environ["XLA_FLAGS"] = " ".join(
     dict.fromkeys(
         (

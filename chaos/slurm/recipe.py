@@ -1,9 +1,9 @@
-"""The batch script of docs/clusters/slurm.md, with other values."""
+"""The batch script of docs/clusters.md, with other values."""
 
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "clusters" / "slurm.md"
+PAGE = Path(__file__).parents[2] / "docs" / "clusters.md"
 _SCRIPT = re.compile(r"^```bash\n(#!/bin/bash\n.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

@@ -367,5 +367,5 @@ def _check_resources(needed: Mapping[str, float], processes: int, devices: int) 
         raise UserError(
             "jtrain launch: Ray needs the topology of a TPU slice of several hosts. Write a "
             'JaxTrainer with jt.ray.train_loop and ScalingConfig(use_tpu=True, topology="4x4", '
-            'accelerator_type="TPU-V5LITEPOD"), as docs/clusters/ray.md shows'
+            'accelerator_type="TPU-V5LITEPOD"), as docs/clusters.md shows'
         )

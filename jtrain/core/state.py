@@ -49,6 +49,6 @@ def new_state(
         params=params,
         extra=extra,
         opt_state=optimizer.init(params),
-        # As plain numbers: a typed key costs a call 20 us of Python (docs/decisions.md).
+        # As plain numbers: a typed key costs a call 20 us of Python.
         seed=jax.random.key_data(rng),
     )

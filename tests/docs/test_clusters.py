@@ -1,4 +1,4 @@
-"""Pages of docs/clusters: the variables that they set identify every process."""
+"""docs/clusters.md: the variables that its sections set identify every process."""
 
 import re
 import shlex
@@ -13,25 +13,32 @@ from jtrain.cli import main
 from jtrain.distributed.cluster import detect
 from jtrain.distributed.cluster.tls import AUTHORITY, CERTIFICATE, KEY
 
-PAGES = Path(__file__).parents[2] / "docs" / "clusters"
-LINK = re.compile(r"\]\((clusters/[^)#]+)")
+ROOT = Path(__file__).parents[2]
+CLUSTERS, PROCESSES = ((ROOT / f"docs/{name}.md").read_text() for name in ("clusters", "processes"))
 
 
-def blocks(page: str, language: str) -> list[str]:
-    text = (PAGES / f"{page}.md").read_text()
+def section(title: str) -> str:
+    """Return a section of docs/clusters.md, to the next heading."""
+    return CLUSTERS.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def blocks(text: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
-def exported(page: str) -> dict[str, str]:
-    """Return the variables that a page sets."""
-    lines = [line.strip() for block in blocks(page, "bash") for line in block.splitlines()]
+def exported(text: str) -> dict[str, str]:
+    """Return the variables that a text sets."""
+    lines = [line.strip() for block in blocks(text, "bash") for line in block.splitlines()]
     words = [shlex.split(line, comments=True)[1] for line in lines if line.startswith("export ")]
     return dict(word.split("=", 1) for word in reversed(words))  # the first of a name
 
 
-def test_a_page_for_each_is_linked():
-    notes = (PAGES.parent / "processes.md").read_text()
-    assert {f"clusters/{page.name}" for page in PAGES.iterdir()} == set(LINK.findall(notes))
+def test_the_first_table_links_every_section():
+    linked = re.findall(r"\]\(#([^)]+)\)", CLUSTERS.partition("\n## ")[0])
+    titles = re.findall(r"^## (.*)$", CLUSTERS, re.MULTILINE)
+    assert set(linked) == {
+        re.sub(r"[^\w ]", "", title.lower()).replace(" ", "-") for title in titles
+    }
 
 
 MANIFEST = re.compile(
@@ -39,28 +46,28 @@ MANIFEST = re.compile(
 )
 
 
-@pytest.mark.parametrize("page", ["jobset", "kubeflow", "skypilot"])
-def test_a_manifest_is_what_its_command_prints(page, capsys, monkeypatch):
-    monkeypatch.chdir(PAGES.parents[1])
-    found = MANIFEST.findall((PAGES / f"{page}.md").read_text())
-    assert len(found) == len(blocks(page, "yaml")) > 0
+@pytest.mark.parametrize("title", ["Kubernetes JobSet"])
+def test_a_manifest_is_what_its_command_prints(title, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    found = MANIFEST.findall(section(title))
+    assert len(found) == len(blocks(section(title), "yaml")) > 0
     for command, manifest in found:
         assert main(shlex.split(command)[1:]) == 0
-        assert capsys.readouterr() == (manifest, "")
+        assert capsys.readouterr().out == manifest
 
 
 @pytest.mark.parametrize(
-    ("page", "kind", "processes", "coordinator"),
-    [("tf_config", "TF_CONFIG", 2, "10.0.0.1:8476"), ("one_machine", "jtrain", 2, "10.0.0.1:8476")],
+    ("title", "kind"),
+    [("TF_CONFIG", "TF_CONFIG"), ("One machine, or several by hand", "jtrain")],
 )
-def test_the_variables_of_a_page_are_a_cluster(page, kind, processes, coordinator):
-    found = detect(exported(page))
-    assert (found.kind, found.processes, found.index) == (kind, processes, 0)
-    assert str(found.coordinator) == coordinator
+def test_the_variables_of_a_section_are_a_cluster(title, kind):
+    found = detect(exported(section(title)))
+    assert (found.kind, found.processes, found.index) == (kind, 2, 0)
+    assert str(found.coordinator) == "10.0.0.1:8476"
 
 
 def test_the_variables_of_an_indexed_job_are_a_cluster():
-    (text,) = blocks("../processes", "yaml")
+    (text,) = blocks(section("How a process finds its index"), "yaml")
     told = {each["name"]: each["value"] for each in YAML(typ="safe").load(text)["env"]}
     for index in range(4):
         found = detect(told | {"JOB_COMPLETION_INDEX": f"{index}", "HOSTNAME": f"train-{index}"})
@@ -69,17 +76,17 @@ def test_the_variables_of_an_indexed_job_are_a_cluster():
 
 
 def test_the_variables_of_certificates_are_those_of_jax():
-    lines = [line for block in blocks("../processes", "bash") for line in block.splitlines()]
+    lines = [line for block in blocks(PROCESSES, "bash") for line in block.splitlines()]
     exported = {line.split("=")[0] for line in lines if line.startswith("export ")}
     assert exported == {f"export {name}" for name in (CERTIFICATE, KEY, AUTHORITY)}
 
 
-def test_the_script_of_the_page_takes_its_words(tmp_path):
+def test_the_script_of_the_section_takes_its_words(tmp_path):
     """The command is typed with --dry-run, which needs no cloud."""
-    lines = [line for block in blocks("tpu_vm", "bash") for line in block.splitlines()]
+    lines = [line for block in blocks(section("TPU VMs"), "bash") for line in block.splitlines()]
     (typed,) = (shlex.split(line) for line in lines if line.startswith("scripts/"))
     at = typed.index("run")
-    command = ["bash", str(PAGES.parents[1] / typed[0]), *typed[1:at], "--dry-run", *typed[at:]]
+    command = ["bash", str(ROOT / typed[0]), *typed[1:at], "--dry-run", *typed[at:]]
     done = subprocess.run(command, cwd=tmp_path, **SAID)
     assert done.returncode == 0, done.stderr
     assert " ".join(typed[at:]) in done.stderr

@@ -217,6 +217,6 @@ def read_job(env: ClusterVariables) -> Cluster:
     advice = (
         f"in the template of the pods, JTRAIN_PROCESSES to the Job's completions, and "
         f"JTRAIN_COORDINATOR={first}.SERVICE:{PORT}, with the headless Service that the template "
-        f"names as subdomain (for a JobSet: docs/clusters/jobset.md)"
+        f"names as subdomain (for a JobSet: docs/clusters.md)"
     )
     return read_numbered(env, variable, "a Kubernetes Job started this pod", advice)

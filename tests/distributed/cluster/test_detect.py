@@ -189,7 +189,7 @@ def test_every_kind_has_a_recorded_environment():
 
 
 def test_the_page_lists_every_kind_in_its_order_with_its_variables():
-    lines = (Path(__file__).parents[3] / "docs/processes.md").read_text().splitlines()
+    lines = (Path(__file__).parents[3] / "docs/clusters.md").read_text().splitlines()
     first = lines.index("| | recognised by | process 0 is at |") + 2
     rows = [line.strip("| ").split(" | ") for line in lines[first : first + len(KINDS)]]
     for kind, (name, marks, _) in zip(KINDS, rows, strict=True):

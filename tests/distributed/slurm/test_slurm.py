@@ -175,7 +175,7 @@ FOUR = ("--nodes=2", "--ntasks-per-node=2")
 
 def command() -> str:
     """Return the line of the page that starts the tasks, for the tests' study."""
-    page = Path(__file__).parents[3] / "docs" / "clusters" / "slurm.md"
+    page = Path(__file__).parents[3] / "docs" / "clusters.md"
     (line,) = re.findall(r"^srun .*parallel\.engine=cluster.*$", page.read_text(), re.M)
     line = line.replace("configs/digits.yaml name=served", "configs/hurt.yaml")
     workers = line.replace("parallel.workers=6", "parallel.workers=2")
