@@ -294,3 +294,17 @@ def test_each_batch_has_the_configured_shares():
     assert sum(verse) == 7
     halves = [batches.shard(index, 2)[step]["tokens"] for index in range(2)]
     np.testing.assert_array_equal(np.concatenate(halves), batches[step]["tokens"])
+
+
+def test_a_read_that_fails_once_is_the_error_that_it_is():
+    class Flaky(Arrays):
+        failed = False
+
+        def __getitem__(self, indices):
+            if not self.failed:
+                self.failed = True
+                raise OSError(5, "Input/output error")
+            return super().__getitem__(indices)
+
+    with pytest.raises(OSError, match="Input/output error"):
+        InOrder(Flaky(x=np.arange(4)), size=2)[0]

@@ -251,14 +251,15 @@ def read_rows(source: Source, indices: np.ndarray) -> Mapping[str, np.ndarray]:
     Raises:
         DataError: if the source takes one index, or returns no arrays by name.
     """
+    cause = None
     try:
         rows = source[indices]
-    except Exception as error:
+    except (TypeError, ValueError, LookupError) as error:  # how a source of one index refuses them
         try:
             source[int(indices[0])]  # pyright: ignore[reportArgumentType]
         except Exception:
             raise error from None
-        rows = error
+        rows = cause = error
     if isinstance(rows, Mapping):
         return rows
     raise DataError(
@@ -266,7 +267,7 @@ def read_rows(source: Source, indices: np.ndarray) -> Mapping[str, np.ndarray]:
         f"array of indices and returns arrays by name, a row for each. Write in its __getitem__, "
         f"where self.row(i) is a row, as a dict: rows = [self.row(i) for i in indices]; return "
         f"{{name: np.stack([row[name] for row in rows]) for name in rows[0]}}"
-    )
+    ) from cause
 
 
 def count_rows(source: Source) -> int:
