@@ -1,7 +1,8 @@
 """Arguments of jt.fit: models and names given in code, as the parts of a run."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +25,8 @@ from jtrain.errors.plain_numbers import to_number
 from jtrain.errors.spelling import did_you_mean
 from jtrain.models.adapters import check_model_type, is_nnx
 from jtrain.models.model_loss import ModelLoss
-from jtrain.optim import Optimizer
+from jtrain.optim import Optax, Optimizer
+from jtrain.optim.by_name import optax_optimizers
 from jtrain.optim.join import Schedule
 from jtrain.optim.recipe import OptimizerConfig
 from jtrain.optim.schedules import LearningRate
@@ -202,7 +204,7 @@ def build_optimizer(
             f'optax.{given}(lr), or a schedule by name, schedule="cosine".'
         )
     if isinstance(given, str):
-        cls = _named("optimizer", given, Optimizer)
+        cls = _named_optimizer(given)
         if lr is None and given not in RATES:
             raise ConfigError(
                 f'optimizer="{given}" has no default learning rate: give one, such as lr=0.01.'
@@ -295,12 +297,17 @@ def build_guard(given: str | Guard, *, has_checkpoints: bool) -> Guard:
     return found
 
 
+def _named_optimizer(name: str) -> Callable[..., OptimizerConfig]:
+    """Return the class of an optimizer of ours, or what makes the config of one of optax."""
+    if FieldSchema.of(Optimizer).class_of(name) is None and name in optax_optimizers():
+        return functools.partial(Optax, name=name)
+    return _named("optimizer", name, Optimizer)
+
+
 def _named(what: str, name: Any, union: Any) -> Any:
     """Return the class of a kind."""
     want = FieldSchema.of(union)
     if found := want.class_of(str(name)):
         return found
     near = did_you_mean(str(name), want.kinds())
-    if what == "optimizer" and callable(getattr(optax, str(name), None)):
-        near += f"; for optax's own write optimizer=optax.{name}(1e-3)"
     raise ConfigError(f'{what}="{name}" is none of {", ".join(want.kinds())}{near}')
