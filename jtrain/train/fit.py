@@ -257,7 +257,7 @@ def _fit_in_directory(
 ) -> Fitted:
     """Train in a directory, or resume the run there."""
     again = "the same call of jt.fit again"
-    outcome = run(config, hooks=hooks, screen=screen, directory=directory, again=again)
+    outcome = run(config, hooks=hooks, screen=screen, directory=directory, resume_command=again)
     if outcome.status == "failed":
         raise LossError(outcome.why)
     goal = BestMetric.parse(config.checkpoint.best)

@@ -153,33 +153,35 @@ def _describe_damage(run_dir: RunDir, newest: CheckpointRecord) -> list[str]:
 # What a resumed run says.
 
 
-def resume_advice(run_dir: RunDir, name: str, another: str, again: str, settings: str) -> str:
+def resume_advice(
+    run_dir: RunDir, name: str, new_run: str, resume_command: str, settings: str
+) -> str:
     """Return what to type if the stored run has other values.
 
     Args:
         name: of the run, by its config.
-        another: the command that starts another run.
-        again: the command that resumes the run, if one was given.
+        new_run: how to start a new run.
+        resume_command: how to resume the run, if it was given.
         settings: those that give the values of the run.
     """
-    if again:
-        command = f"{again}, with the values of that run"
+    if resume_command:
+        command = f"{resume_command}, with the values of that run"
     else:  # by its own name, since it may be a copy of another run
         command = f"{run_dir.resume_command} name={name} {settings}".rstrip()
-    return f"Start a new run: {another}\nor resume that one: {command}"
+    return f"Start a new run: {new_run}\nor resume that one: {command}"
 
 
-def describe_edits(run_dir: RunDir, code: Mapping[str, str], another: str) -> list[str]:
+def describe_edits(run_dir: RunDir, code: Mapping[str, str], new_run: str) -> list[str]:
     """Return a line if the code of a run was edited since its last start.
 
     Args:
         code: its digests now.
-        another: the command that starts another run.
+        new_run: how to start a new run.
     """
     edited = find_edited(run_dir.facts().get("code"), code)
     line = (
         f"the code of the run was edited since its last start: {', '.join(edited)}. Steps that "
-        f"were taken are of the old code; to train the new code alone: {another}"
+        f"were taken are of the old code; to train the new code alone: {new_run}"
     )
     return [line] if edited else []
 

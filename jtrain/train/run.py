@@ -53,7 +53,7 @@ def run(
     hooks: Sequence[Observer] = (),
     screen: TextIO | None = None,
     directory: Path | None = None,
-    again: str = "",
+    resume_command: str = "",
 ) -> RunResult:
     """Train `config` in runs/NAME, or resume that run.
 
@@ -65,8 +65,8 @@ def run(
             of what they take: (step, numbers), (step, state) or (step, results).
         screen: stream to print to; standard output by default.
         directory: of the run, where it is not runs/NAME.
-        again: how to resume the run, for messages; by default `jtrain run runs/NAME/config.yaml`,
-            or this call where `directory` is given.
+        resume_command: how to resume the run, for messages; by default `jtrain run` of the config
+            in runs/NAME, or this call where `directory` is given.
 
     Raises:
         UserError: for what is wrong with config, data or disk, before anything is trained.
@@ -74,25 +74,27 @@ def run(
     """
     config = config if config.name else dataclasses.replace(config, name=config.run_name)
     path = directory or RUNS / config.name
-    again = again or ("the same call of jt.run again" if directory else "")
-    another = f"name={config.name}-2"
-    another = another if again else f"{command()} run {source or 'CONFIG'} ... {another}"
+    if directory and not resume_command:
+        resume_command = "the same call of jt.run again"
+    new_run = f"name={config.name}-2"
+    if not resume_command:
+        new_run = f"{command()} run {source or 'CONFIG'} ... {new_run}"
     reuse_memory()
     enable_compilation_cache()
     flags = apply_flags(config.xla.preset, config.xla.flags, config.xla.tpu_flags)
     HEARTBEAT.begin_run(path, config.checkpoint.grace)
     cluster = join_run(config, path)
-    run_dir = RunDir(path, again, cluster.index)
+    run_dir = RunDir(path, resume_command, cluster.index)
     with RunLog(screen, shows=run_dir.first) as log:
         remote = None
         if config.checkpoint.store:
             remote = RemoteRun(run_dir, config.name, config.checkpoint)
             remote.fetch_for_all(cluster.processes)
-        advice = functools.partial(resume_advice, run_dir, config.name, another, again)
+        advice = functools.partial(resume_advice, run_dir, config.name, new_run, resume_command)
         matched = match_config(run_dir, config, advice)
         config = matched.config
         code = digest_code(config.code_root())
-        edited = describe_edits(run_dir, code, another)
+        edited = describe_edits(run_dir, code, new_run)
         finished = find_finished(run_dir, matched, cluster.processes)
         if finished is not None:
             return _end_finished(finished, remote, edited)
@@ -110,7 +112,7 @@ def run(
             _open_checkpoints(run_dir, config, owner) as checkpoints,
         ):
             checkpoints.acquire()  # an error if another process writes there, before data is read
-            store = DirectoryStore(config, run_dir, checkpoints, remote, another)
+            store = DirectoryStore(config, run_dir, checkpoints, remote, new_run)
             program, started, own_hooks = start_run(config, store, hooks)
             store.begin(started.resume)
             log.open(run_dir.log)

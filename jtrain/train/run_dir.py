@@ -54,11 +54,11 @@ class RunDir:
     events.jsonl is created at the first bad step.
     """
 
-    def __init__(self, path: Path, again: str = "", process: int = 0):
+    def __init__(self, path: Path, resume_command: str = "", process: int = 0):
         """Name the files of a run; nothing is created.
 
         Args:
-            again: the command that resumes the run, if it is not one with the directory's config.
+            resume_command: how to resume the run; by default `jtrain run` of the directory's config.
             process: the first process writes the files; each other one only writes a log.
         """
         self.path, self.first = path, process == 0
@@ -70,7 +70,7 @@ class RunDir:
         self.steps, self.times = path / "steps.jsonl", path / "time.jsonl"
         self.pictures = path / "pictures"
         self.events = path / "events.jsonl"
-        self.resume_command = again or f"{program()} run {self.config}"
+        self.resume_command = resume_command or f"{program()} run {self.config}"
         self._identity: dict[str, Any] = {}
         self._values: Any = None
 
@@ -182,12 +182,12 @@ class RunDir:
                 f"name={self.path.name}-2"
             )
 
-    def check_data(self, found: str, another: str) -> None:
+    def check_data(self, found: str, new_run: str) -> None:
         """Raise DataError unless the data is that of the stored run.
 
         Args:
             found: fingerprint of the data; empty: it has none.
-            another: the command that starts a new run.
+            new_run: how to start a new run.
         """
         known = self.facts().get("data", "")
         if known and found and found != known:
@@ -195,7 +195,7 @@ class RunDir:
                 f"{self.path} was trained on\n  {known}\nand its data is now\n  {found}\n"
                 f"so that the run would get other batches. Put the data back as it was. To "
                 f"continue training on the new data, start a run from the parameters of this one: "
-                f"{another} init_from.path={self.path}"
+                f"{new_run} init_from.path={self.path}"
             )
 
     @property

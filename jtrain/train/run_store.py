@@ -172,7 +172,7 @@ class DirectoryStore:
         run_dir: files of the run.
         checkpoints: of the run; the caller closes them.
         remote: copies of the run in an object store; None: no copies.
-        another: the command that starts another run, for messages.
+        new_run: how to start a new run, for messages.
     """
 
     def __init__(
@@ -181,10 +181,10 @@ class DirectoryStore:
         run_dir: RunDir,
         checkpoints: CheckpointManager,
         remote: RemoteRun | None,
-        another: str,
+        new_run: str,
     ):
         self.run_dir, self.checkpoints = run_dir, checkpoints
-        self._config, self._remote, self._another = config, remote, another
+        self._config, self._remote, self._new_run = config, remote, new_run
         self._uploader: CheckpointUploader | None = None
 
     def start(self, program: Program, schedule: CallSchedule) -> StartedRun:
@@ -200,7 +200,7 @@ class DirectoryStore:
         resolved = program.resolved
         config = resolved.config
         self.run_dir.check_tokenizer(resolved.experiment.tokenizer)
-        self.run_dir.check_data(resolved.data, self._another)
+        self.run_dir.check_data(resolved.data, self._new_run)
         every, newest = config.checkpoint.every, self.checkpoints.newest() or 0
         in_steps = isinstance(every, int)  # else by the clock
         saves = count_saves(newest, config.steps, every) if in_steps else None
@@ -215,7 +215,7 @@ class DirectoryStore:
                 raise ConfigError(
                     f"{self.run_dir.path} has taken {start} steps already, but "
                     f"steps={config.steps} was given. Train it longer, steps={start} or more, or "
-                    f"start a new run: {self._another}"
+                    f"start a new run: {self._new_run}"
                 )
             make_state = functools.partial(self._state, program, start)
             with contextlib.suppress(SetAsideError):  # damaged: resume from the one before it

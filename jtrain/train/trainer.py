@@ -87,7 +87,7 @@ def train_to_end(
     while True:
         with Trainer(program, resume, state, store, signals, log, hooks) as trainer:
             ended = trainer.train(step_fn, state)
-            # Without a directory there is no checkpoint, and the run fails.
+            # A run in memory has no checkpoint to roll back to: it ends as failed.
             if not isinstance(ended.stop, Rollback) or isinstance(store, MemoryStore):
                 return trainer.finish(ended)
             trainer.end_tracking("stopped")
@@ -110,7 +110,7 @@ class Trainer:
     Args:
         resume: where the run starts.
         state: at that step.
-        store: of a run in memory, metrics stay in memory and nothing is written.
+        store: where files go; a `MemoryStore` writes none, and metrics stay in memory.
         own_hooks: of the caller.
 
     Raises:
@@ -127,7 +127,7 @@ class Trainer:
         log: RunLog,
         own_hooks: Sequence[Hook] = (),
     ):
-        with contextlib.ExitStack() as closing:  # closes the files, if the next cannot be opened
+        with contextlib.ExitStack() as closing:  # closes the files if one of them cannot be opened
             self.attempt = Attempt(program, resume, store, signals, log, closing)
             self._make_hooks(state, own_hooks)
             self._closing = closing.pop_all()
@@ -135,10 +135,12 @@ class Trainer:
     def _make_hooks(self, state: TrainState, own_hooks: Sequence[Hook]) -> None:
         """Make the recorders and the hooks.
 
-        At a step for which a hook is due, the loop waits for the calls in flight. The numbers of
-        all steps up to it go to the recorders, then to the hooks that are due; then the state goes
-        to the hooks that take it. Each time the order is that of the list. A recorder or a hook
-        that returns a `Stop` ends the loop there, after those below it were called.
+        At a step for which a hook is due, the loop waits for the calls in flight. Then, each time
+        in the order of the list: the recorders get the numbers of all steps that they have not
+        seen, which they get every `record_every` steps too; the hooks that are due get the numbers
+        of this step; and the state goes to those that take it. If one of them returns a `Stop`, the
+        others are still called, and the loop ends at this step. A signal that raises `StoppedError`
+        ends it at once.
         """
         run, config = self.attempt, self.attempt.config
         every, files = run.log_every, run.written_files
@@ -173,7 +175,7 @@ class Trainer:
             self.speed,
             self.step_record,
             self.bad_steps,
-            self.save,  # which looks whether the last save has failed
+            self.save,  # only checks whether the last save has failed
         ]
         hooks = [
             # What takes numbers, at the steps that are logged.
@@ -182,14 +184,14 @@ class Trainer:
                 every=every,
                 stop=config.steps,
                 speed=self.speed,
-                valid=main and main.newest_loss,
+                valid=main and main.newest_loss,  # of the evaluation before this step
                 learning_rate=config.optimizer.learning_rate(config.steps),
             ),
             self.progress,
             self.metrics,
             self.tracking,
-            # What takes the state. The save is last: it stores the results of the evaluations, and
-            # writes nothing after a bad step.
+            # What takes the state. The save is last: it stores the results of the evaluations. It
+            # writes nothing where `bad_steps` ends the run or rolls it back.
             *self.evaluations.values(),
             *self.own_hooks,
             self.pictures if config.log.pictures else None,
@@ -235,13 +237,15 @@ class Trainer:
                 if explained is None:
                     raise
                 raise explained from error
-        bad = self.bad_steps.ended(ended.step)
-        # An interruption or a failure comes before a bad step, and that before an end as intended.
-        interrupted = ended.stop if ended.stop and ended.stop.kind != "finished" else None
-        stop = interrupted or bad or ended.stop or already_over
+        bad = self.bad_steps.stop_at_end(ended.step)
+        # Precedence: an interruption or a failure, a bad step, an intended end.
+        urgent = ended.stop if ended.stop and ended.stop.kind != "finished" else None
+        stop = urgent or bad or ended.stop or already_over
         if stop is not None and stop.kind == "failed":
-            looks = {"last": ended.step, "record_every": self.attempt.record_every}
-            stop = explain_failure(config, self.bad_steps, stop, **looks)
+            record_every = self.attempt.record_every
+            stop = explain_failure(
+                config, self.bad_steps, stop, last=ended.step, record_every=record_every
+            )
         return dataclasses.replace(ended, stop=stop)
 
     def loop_options(self) -> dict[str, Any]:
@@ -250,7 +254,7 @@ class Trainer:
         return {
             "hooks": self.hooks,
             "recorders": self.recorders,
-            "between": self._between_calls,
+            "between": self._between_step_calls,
             "steps_per_call": schedule.steps_per_call,
             "in_flight": schedule.in_flight,
             "record_every": self.attempt.record_every,
@@ -271,7 +275,7 @@ class Trainer:
                         self.pictures.on_state(ended.step, ended.state)
         except StoppedError as asked:  # a signal while it evaluates: the rest when it resumes
             stop = asked.stop
-            self.save.at(ended.step, ended.state)  # nothing, where it is saved
+            self.save.at(ended.step, ended.state)  # does nothing if it is saved
         with HEARTBEAT.during("save"):  # until the last save is on the disk
             while self.retries is not None and self.retries.last_failed():
                 self.save.again(ended.step, ended.state)
@@ -279,8 +283,8 @@ class Trainer:
         if isinstance(store, DirectoryStore):
             store.run_dir.write_status(status, step=ended.step, why=why)
         self.end_tracking(status)
-        # The exit of one process may end the others, and the first has more to do. A process that
-        # is gone is not waited for.
+        # Process 0 still has work in the store, and another that exits would end it. A process
+        # that is gone is not waited for.
         with HEARTBEAT.during("end"), contextlib.suppress(RuntimeError, ValueError):
             barrier()
         if isinstance(store, DirectoryStore):
@@ -308,7 +312,7 @@ class Trainer:
         with self.speed.pause(), self.progress.during(activity), HEARTBEAT.during(phase):
             yield
 
-    def _between_calls(self, step: int) -> None:
+    def _between_step_calls(self, step: int) -> None:
         """Report the step, take the time, and raise StoppedError if a signal came to a process."""
         HEARTBEAT.at(step)
         self.attempt.signals.check_peers()
@@ -316,7 +320,7 @@ class Trainer:
             self.times.tick(step)
 
     def _loop(self) -> Callable[..., LoopResult[TrainState]]:
-        """Return the loop of the strategy, which names it: that of servers is built on a run."""
+        """Return the loop that the strategy names; that of servers takes program and folder too."""
         loop = pkgutil.resolve_name(self.attempt.program.resolved.strategy.loop)
         if loop is train_loop:
             return train_loop
@@ -365,7 +369,7 @@ class Trainer:
         if isinstance(store, MemoryStore):
             hold = store.holder(self.attempt.program, self.best)
             return SaveHook(every=config.steps, save=hold, best=self.best), None
-        # Their rows are flushed to the disk before a checkpoint is; not those of the timings.
+        # The rows of these are flushed to the disk before a checkpoint; timings are not.
         flushed = [self.metrics, self.step_record]
         retries = SaveRetries(store.checkpoints)
         saver = CheckpointSaver(

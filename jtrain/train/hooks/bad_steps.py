@@ -80,8 +80,8 @@ class BadSteps(Recorder):
         self._judge(None)
         return self._asked
 
-    def ended(self, step: int) -> Stop | None:
-        """Judge the remaining steps, and warn of those that were skipped up to the last."""
+    def stop_at_end(self, step: int) -> Stop | None:
+        """Judge the remaining steps, and warn of those that were skipped."""
         stop = self.judge_all()
         if self._skips:
             stop = stop or self._skips.end_of(step)
