@@ -58,7 +58,7 @@ class RunDir:
         """Name the files of a run; nothing is created.
 
         Args:
-            resume_command: how to resume the run; by default `jtrain run` of the directory's config.
+            resume_command: how to resume the run; by default `jtrain run` of its config.
             process: the first process writes the files; each other one only writes a log.
         """
         self.path, self.first = path, process == 0
