@@ -1,8 +1,7 @@
-"""jtrain's core once more, from `jax` and `optax` alone: the two agree to 1e-6.
+"""jtrain's core rebuilt from `jax` and `optax` alone: the two agree to 1e-6.
 
-To be read from top to bottom. Run it by `python docs/from_scratch.py`: a few seconds, on a CPU that
-is cut into eight devices. Everything here exists in jtrain with more care; the file where it lies
-is named in each chapter.
+Read it from top to bottom. `python docs/from_scratch.py` runs it in a few seconds, on a CPU that is
+split into eight devices. Each chapter names the file of jtrain that does the same with more care.
 """
 
 import os
@@ -21,8 +20,8 @@ from jax.sharding import PartitionSpec as P
 
 # 1. A problem in which splitting matters
 #
-# Rows have weights, and a mask hides some: the end of a data set that fills no batch, or documents
-# that are too short. So the slices of a batch do not count alike.
+# Rows have weights, and a mask hides some rows: the end of a data set that fills no batch, or
+# documents that are too short. So the slices of a batch have different weights.
 
 random = np.random.default_rng(0)
 SIZE, STEPS = 64, 5
@@ -34,7 +33,7 @@ rows = {
 
 
 def batch_of(step):
-    """64 rows by the number of the step alone: a run that goes on at step 1000 needs no more."""
+    """64 rows from the number of the step alone: all that a run needs to resume at step 1000."""
     of_step = np.random.default_rng([1, step])
     chosen = {name: array[of_step.integers(300, size=SIZE)] for name, array in rows.items()}
     return {**chosen, "mask": of_step.random(SIZE) < 0.7}
@@ -51,10 +50,10 @@ def init(key):
 
 # 2. What a loss returns: sums (jtrain/core/types.py)
 #
-# A mean over some rows cannot be combined with a mean over others; sums can. So a loss gives, for
-# each of its terms, a coefficient, a sum over rows and the weight to divide it by, and divides
-# nothing. Here: squared error, each row by its own weight, and a tenth of the mean square of the
-# hidden units, all rows alike. The two weights differ, and neither depends on the parameters.
+# Means over different rows cannot be added; sums can. So a loss returns, for each of its terms, a
+# coefficient, a sum over rows and the weight to divide the sum by, and divides nothing. Here the
+# terms are the squared error, each row with its own weight, and a tenth of the mean square of the
+# hidden units, all rows with equal weight. Neither weight depends on the parameters.
 
 
 def loss(params, batch):
@@ -71,9 +70,9 @@ def loss(params, batch):
 
 # 3. Sums over microbatches (jtrain/core/accumulate.py)
 #
-# If a function returns sums over rows, its sum over slices is its value for the whole. Slice i
-# takes rows i, i + n, i + 2n, ... : were it to take neighbours, the rows of a batch that is split
-# over devices would have to travel from one device to another.
+# If a function returns sums over rows, its sum over slices is its value for the whole batch.
+# Slice i takes rows i, i + n, i + 2n, ...: if it took neighbouring rows, the rows of a batch that
+# is split over devices would have to move from one device to another.
 
 
 def accumulate(fn, microbatches):
@@ -93,15 +92,16 @@ def accumulate(fn, microbatches):
 
 # 4. The step: weights first (jtrain/core/step.py)
 #
-# With one term it would do to sum its gradient and to divide at the end. With two, each has its own
-# divisor, and dividing at the end means a gradient for each term. But weights depend on the batch
-# alone: sum them first, over everything, and then differentiate what these rows add to the loss of
-# the whole batch. That is one gradient however many terms there are, and `psum`, the sum over the
-# devices, is the only thing that a step must know of them. The first pass costs nothing to speak
-# of: the compiler sees that no parameter enters a weight, and drops the network from it.
+# With one term, a step could sum its gradient and divide at the end. With two terms, each has its
+# own divisor, and dividing at the end would need a gradient for each term. But weights depend on
+# the batch alone. So the step sums the weights first, over the whole batch, and then
+# differentiates what each slice adds to the loss of the whole batch: one gradient for any number
+# of terms. `psum`, the sum over devices, is all that the step knows of devices. The first pass
+# costs almost nothing: the compiler sees that no parameter enters a weight, and drops the network
+# from it.
 #
-# Where the gradient is not finite the old state stays. A branch, and not `jnp.where` leaf by leaf:
-# for a select XLA copies the whole state on a CPU (docs/decisions.md).
+# If the gradient is not finite, the old state stays. This is a branch, not a `jnp.where` of each
+# leaf, because for a select XLA copies the whole state on a CPU (docs/decisions.md).
 
 
 def make_step(optimizer, microbatches=1, psum=lambda tree: tree):
@@ -129,9 +129,9 @@ def make_step(optimizer, microbatches=1, psum=lambda tree: tree):
     return step
 
 
-# 5. One device, whole batches: what all others are compared with
+# 5. One device, whole batches: the reference
 #
-# The state is donated: the new one takes the memory of the old.
+# The state is donated: the new state reuses the memory of the old one.
 
 optimizer = optax.sgd(0.1, momentum=0.9)
 
@@ -164,9 +164,9 @@ walks = {"microbatches": walk(jax.jit(make_step(optimizer, 4), donate_argnums=0)
 
 # 6. Data parallel: copies of the step (jtrain/parallel/strategies/mirrored.py)
 #
-# `shard_map` runs the step on every device with its part of the rows; `psum` adds what they found.
-# All come to the same state, because all add the same sums. The rows of a microbatch are then rows
-# of a slice of a device's part; it makes no difference.
+# `shard_map` runs the step on every device with its part of the rows, and `psum` adds their sums.
+# All devices reach the same state, because all add the same sums. A microbatch is then a slice of
+# a device's part, which changes nothing.
 
 mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
 copies = jax.shard_map(
@@ -180,10 +180,10 @@ walks["shard_map"] = walk(jax.jit(copies, donate_argnums=0), start())
 
 # 7. FSDP: the same step, and where its arrays live (jtrain/parallel/strategies/sharded.py)
 #
-# Nothing in the step changes. Each leaf of the state, those of the optimizer too, is split over the
-# devices by its largest dim that they divide. The compiler sees what goes in and what comes out,
-# gathers the parameters where they are used and sums the gradients back to where they live. The
-# state is made where it stays: no device ever holds the whole of it.
+# Nothing in the step changes. Each leaf of the state, including the optimizer's, is split over the
+# devices along its largest dim that they divide. The compiler sees the shardings of inputs and
+# outputs, gathers the parameters where they are used, and sums the gradients back to their shards.
+# The state is created in shards: no device ever holds the whole of it.
 
 
 def split(leaf):
@@ -210,9 +210,9 @@ for name, there in walks.items():
 
 # 8. Exact evaluation (jtrain/core/evaluate.py)
 #
-# 300 rows are four batches of 64 and 44 rows more. The last batch is filled up under its mask, so
-# that one compiled program serves for all; sums are added on the host, in float64, and divided at
-# the very end. No row is dropped and none counts twice.
+# 300 rows are four batches of 64 and 44 more rows. The last batch is padded under its mask, so
+# that one compiled program serves all batches. Sums are added on the host, in float64, and
+# divided at the end. No row is dropped and none counts twice.
 
 
 def in_order():
@@ -237,14 +237,14 @@ assert np.isclose(evaluate(params), sum(c * t / w for c, t, w in everything), rt
 
 # 9. jtrain does the same
 #
-# The same loss in jtrain's words, the same optimizer, and the same three layouts.
+# The same loss written for jtrain, the same optimizer, and the same three layouts.
 
 import jtrain as jt
 from jtrain.parallel import FSDP, Mirrored, Single
 
 
 def same_loss(params, batch, rng):
-    """The loss of chapter 2; it draws nothing."""
+    """The loss of chapter 2; it draws no random numbers."""
     del rng
     hidden = jnp.tanh(batch["x"] @ params["up"])
     error = (hidden @ params["down"])[:, 0] - batch["y"]

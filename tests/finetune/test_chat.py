@@ -82,7 +82,7 @@ def test_loss_and_gradient_are_those_of_the_whole_batch(chat, devices, microbatc
 
 
 def table(chat) -> str:
-    """Return the rows of docs/chat.md."""
+    """Return the rows of docs/finetuning.md."""
     want, gradient = mean_of_means(chat, 1)
     lines = []
     for groups in (1, 2, 4, 8):
@@ -96,4 +96,4 @@ def table(chat) -> str:
 def test_means_of_means_are_of_another_loss_as_the_page_says(chat):
     for groups in (2, 4, 8):
         assert distance(mean_of_means(chat, groups)[1], mean_of_means(chat, 1)[1]) > 0.05
-    assert table(chat) in (ROOT / "docs" / "chat.md").read_text()
+    assert table(chat) in (ROOT / "docs" / "finetuning.md").read_text()
