@@ -31,9 +31,10 @@ def merge_shards(state: Mapping[str, Any]) -> dict[str, Any]:
 def broadcast_from_first(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return the JSON that the first process makes; its UserError is raised in all processes.
 
-    Every process calls this at the same time. Another exception of `make` ends the first process.
+    Every process calls this at the same time. Another exception of `make` ends the first process. A
+    single process does not start its devices here.
     """
-    if jax.process_count() == 1:
+    if not jax.distributed.is_initialized() or jax.process_count() == 1:
         return make()
     barrier()  # `make` may take minutes, and the first all-gather has a limit of 30 s
     found: dict[str, Any] = {}

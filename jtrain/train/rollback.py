@@ -58,8 +58,6 @@ def find_resume_point(
     config = program.resolved.config
     asked = config.guard.without
     found = broadcast_from_first(lambda: _agree(asked, directory, checkpoints))
-    if found["taken"]:
-        raise ConfigError(found["taken"])
     start = checkpoints.resume()
     about = {} if start is None else checkpoints.about(start)
     windows = merge_windows(map(_window, [*asked, *found["windows"], *about.get("without", [])]))
@@ -102,14 +100,13 @@ def _agree(asked: Sequence[Window], directory: RunDir, checkpoints: CheckpointMa
             checkpoints.remove(step)
         elif windows := _took(step, known, asked):
             first, stop = windows[0]
-            return {
-                "taken": f"guard.without names the window [{first}, {stop}], and checkpoint {step} "
-                f"was trained on batches of it, which cannot be unlearned. Roll back by "
-                f"hand: jtrain ckpt rm {directory.checkpoints / str(step)}, or start a new run "
-                f"with name=..."
-            }
+            raise ConfigError(
+                f"guard.without names the window [{first}, {stop}], and checkpoint {step} was "
+                f"trained on batches of it, which cannot be unlearned. Roll back by hand: jtrain "
+                f"ckpt rm {directory.checkpoints / str(step)}, or start a new run with name=..."
+            )
     windows = [list(each.window) for each in decided]
-    return {"taken": "", "windows": windows, "steps": [each.step for each in decided]}
+    return {"windows": windows, "steps": [each.step for each in decided]}
 
 
 def _took(step: int, known: Sequence[Window], windows: Sequence[Window]) -> list[Window]:

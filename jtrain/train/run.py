@@ -4,12 +4,10 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from jtrain.checkpoint import CheckpointManager
-from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.config.top import RUNS
 from jtrain.core.loop import Hook
 from jtrain.distributed.cluster.cluster import program as command
@@ -36,9 +34,15 @@ from jtrain.train.resume import (
     warn_of_missing_checkpoint,
 )
 from jtrain.train.rollback import ResumePoint
-from jtrain.train.run_dir import RunDir, get_environment
+from jtrain.train.run_dir import RunDir
 from jtrain.train.run_result import RunResult, find_finished
-from jtrain.train.run_store import DirectoryStore, RemoteRun, RunStore, StartedRun
+from jtrain.train.run_store import (
+    DirectoryStore,
+    RemoteRun,
+    RunStore,
+    StartedRun,
+    open_checkpoints,
+)
 from jtrain.train.runtime import enable_compilation_cache, pause_collection, reuse_memory
 from jtrain.train.supersteps import find_hook_ends
 from jtrain.train.trackers import check_installed
@@ -89,18 +93,16 @@ def run(
         remote = None
         if config.checkpoint.store:
             remote = RemoteRun(run_dir, config.name, config.checkpoint)
-            remote.fetch_for_all(cluster.processes)
+            remote.fetch_for_all()
         advice = functools.partial(resume_advice, run_dir, config.name, new_run, resume_command)
         matched = match_config(run_dir, config, advice)
         config = matched.config
         code = digest_code(config.code_root())
         edited = describe_edits(run_dir, code, new_run)
-        finished = find_finished(run_dir, matched, cluster.processes)
+        finished = find_finished(run_dir, matched)
         if finished is not None:
             return _end_finished(finished, remote, edited)
-        # Broadcasting starts the devices, and a single process has nothing to wait for.
-        several = cluster.processes > 1
-        identity = broadcast_from_first(run_dir.identify) if several else run_dir.identify()
+        identity = broadcast_from_first(run_dir.identify)
         for line in (*cluster.describe(), *flags, *matched.changed, *edited):
             LOG.info(line)
         log_changes(run_dir, identity, os.environ)
@@ -109,7 +111,7 @@ def run(
         with (
             Watchdog(path, cluster.index),
             Signals(budget=GraceBudget(config.checkpoint.grace)) as signals,
-            _open_checkpoints(run_dir, config, owner) as checkpoints,
+            open_checkpoints(run_dir, config.checkpoint, owner) as checkpoints,
         ):
             checkpoints.acquire()  # an error if another process writes there, before data is read
             store = DirectoryStore(config, run_dir, checkpoints, remote, new_run)
@@ -117,8 +119,8 @@ def run(
             store.begin(started.resume)
             log.open(run_dir.log)
             _log_start(store, program, started.resume)
-            with _record_crash(store):
-                _record_start(store, program, started.resume, code)
+            with store.record_crash():
+                store.write_start(program.resolved, started.resume, code)
                 trained = train_to_end(program, started, store, signals, log, own_hooks)
     return RunResult(
         run_dir,
@@ -152,18 +154,6 @@ def start_run(
     return program, started, own
 
 
-def _open_checkpoints(run_dir: RunDir, config: RunConfig, owner: RunIdentity) -> CheckpointManager:
-    return CheckpointManager(
-        run_dir.checkpoints,
-        keep=config.checkpoint.keep,
-        keep_every=config.checkpoint.keep_every,
-        best=config.checkpoint.best,
-        first=run_dir.first,
-        fall_back=config.checkpoint.on_damage == "fall_back",
-        owner=owner,
-    )
-
-
 def _end_finished(
     finished: RunResult, remote: RemoteRun | None, edited: Sequence[str]
 ) -> RunResult:
@@ -186,38 +176,3 @@ def _log_start(store: DirectoryStore, program: Program, resume: ResumePoint) -> 
             LOG.info(line)
     if resume.extended and resume.extended[-1].step == resume.start:
         log_length_change(program.resolved.config, resume.extended[-1])
-
-
-def _record_start(
-    store: DirectoryStore, program: Program, resume: ResumePoint, code: Mapping[str, str]
-) -> None:
-    """Write to run.json that the run trains, with facts about it."""
-    resolved = program.resolved
-    facts = {"sets": list(resolved.sets), "data": resolved.data}
-    facts |= get_environment(resolved.devices)
-    facts |= {"layout": dict(resolved.strategy.axes), "shards": resolved.strategy.shares}
-    facts |= {"steps": resolved.config.steps, "code": code}
-    if resolved.experiment.tokenizer:
-        facts["tokenizer"] = resolved.experiment.tokenizer
-    if resolved.lengths.seconds:
-        facts["seconds_per_step"] = resolved.lengths.seconds
-    store.write_running(resume.start or 0, facts)
-
-
-@contextlib.contextmanager
-def _record_crash(store: DirectoryStore) -> Iterator[None]:
-    """Record an error that ends the block as status `crashed`; a kill leaves `running`."""
-    run_dir = store.run_dir
-    try:
-        yield
-    except Exception as error:
-        why = f"{type(error).__name__}: {error}"
-        LOG.error(f"ended by an error: {why}")
-        if run_dir.first:
-            try:
-                store.checkpoints.wait()  # so that a save in progress is recorded
-            except Exception as second:
-                LOG.error(f"and a save has failed: {second}")
-            with contextlib.suppress(OSError):  # a full disk, which may be what ends it
-                run_dir.write_status("crashed", why=why.partition("\n")[0])
-        raise

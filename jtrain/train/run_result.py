@@ -39,9 +39,7 @@ class RunResult:
         return next(iter(self.sets.values()), {})
 
 
-def find_finished(
-    run_dir: RunDir, matched: MatchedConfig[RunConfig], processes: int
-) -> RunResult | None:
+def find_finished(run_dir: RunDir, matched: MatchedConfig[RunConfig]) -> RunResult | None:
     """Return the result of a run that has no more steps to take; None if it must resume.
 
     Every process calls this, before JAX has started the devices.
@@ -57,9 +55,7 @@ def find_finished(
         return None
     checkpoints = CheckpointManager(run_dir.checkpoints, first=run_dir.first, owner=owner)
     checkpoints.remove_leftovers()
-    look = lambda: {"valid": checkpoints.is_valid(step)}
-    # A single process does not start the devices for it.
-    if not (broadcast_from_first(look) if processes > 1 else look())["valid"]:
+    if not broadcast_from_first(lambda: {"valid": checkpoints.is_valid(step)})["valid"]:
         return None
     results = {name: read_results(run_dir.metrics, name) for name in facts.get("sets", ["valid"])}
     return RunResult(run_dir, "done", step, step, FINISHED, results)

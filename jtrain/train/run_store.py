@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jtrain.checkpoint import CheckpointManager, SetAsideError, object_store_layout
 from jtrain.checkpoint.lock import WriteLock
+from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.checkpoint.retention import count_saves
 from jtrain.checkpoint.uploader import CheckpointUploader
 from jtrain.config.top import CheckpointConfig
@@ -28,8 +29,9 @@ from jtrain.train.hooks.evaluation import EvaluateEvery
 from jtrain.train.longer_run import check_rate
 from jtrain.train.processes import check_shared_directory
 from jtrain.train.program import Program
+from jtrain.train.resolve import Resolved
 from jtrain.train.rollback import ResumePoint, find_resume_point
-from jtrain.train.run_dir import RunDir
+from jtrain.train.run_dir import RunDir, get_environment
 from jtrain.train.supersteps import CallSchedule
 
 
@@ -87,7 +89,7 @@ class RemoteRun:
         self._run_dir, self._name, self._checkpoint = run_dir, name, checkpoint
         self._store = ObjectStore(f"{checkpoint.store.rstrip('/')}/{name}")
 
-    def fetch_for_all(self, processes: int) -> None:
+    def fetch_for_all(self) -> None:
         """Fetch the newest copy in the first process, while the others wait.
 
         Raises:
@@ -95,9 +97,7 @@ class RemoteRun:
             ObjectStoreError: if the store cannot be read.
             CheckpointError: if another process writes in the run's directory.
         """
-        # Broadcasting starts the devices, and a single process has nothing to wait for.
-        found = self._fetch() if processes == 1 else broadcast_from_first(self._fetch)
-        for line in found["notices"]:
+        for line in broadcast_from_first(self._fetch)["notices"]:
             LOG.info(line)
 
     def _fetch(self) -> dict[str, Any]:
@@ -151,8 +151,7 @@ class RemoteRun:
             self.start_uploader(self._local()).finish(step, missing=True)
 
     def _local(self) -> CheckpointManager:
-        run_dir, best = self._run_dir, self._checkpoint.best
-        return CheckpointManager(run_dir.checkpoints, best=best, first=True, owner=run_dir.owner())
+        return open_checkpoints(self._run_dir, self._checkpoint, self._run_dir.owner())
 
     def _ids(self) -> list[str]:
         """Return the id of the stored run, and the ids of the runs that it was copied from."""
@@ -162,6 +161,21 @@ class RemoteRun:
             return [str(facts.get("id", "")), *facts.get("ancestors", {})]
         except (ValueError, AttributeError, TypeError):
             return [""]
+
+
+def open_checkpoints(
+    run_dir: RunDir, config: CheckpointConfig, owner: RunIdentity | None
+) -> CheckpointManager:
+    """Return the manager of a run's checkpoints, to be closed by the caller."""
+    return CheckpointManager(
+        run_dir.checkpoints,
+        keep=config.keep,
+        keep_every=config.keep_every,
+        best=config.best,
+        first=run_dir.first,
+        fall_back=config.on_damage == "fall_back",
+        owner=owner,
+    )
 
 
 class DirectoryStore:
@@ -245,14 +259,46 @@ class DirectoryStore:
             state = self._state(program, resume.start)
         for line in self.checkpoints.notices[known:]:  # of those that were passed over
             LOG.warning(line)
-        self.write_running(resume.start or 0)
+        self._write_running(resume.start or 0)
         return resume, state
 
-    def write_running(self, start: int, facts: Mapping[str, Any] = {}) -> None:
-        """Write to run.json that the run trains from step `start` on."""
+    def write_start(self, resolved: Resolved, resume: ResumePoint, code: Mapping[str, str]) -> None:
+        """Write to run.json that the run trains, with facts about it.
+
+        Args:
+            code: digests of the code of the run.
+        """
+        facts = {"sets": list(resolved.sets), "data": resolved.data}
+        facts |= get_environment(resolved.devices)
+        facts |= {"layout": dict(resolved.strategy.axes), "shards": resolved.strategy.shares}
+        facts |= {"steps": resolved.config.steps, "code": code}
+        if resolved.experiment.tokenizer:
+            facts["tokenizer"] = resolved.experiment.tokenizer
+        if resolved.lengths.seconds:
+            facts["seconds_per_step"] = resolved.lengths.seconds
+        self._write_running(resume.start or 0, facts)
+
+    def _write_running(self, start: int, facts: Mapping[str, Any] = {}) -> None:
         if self.run_dir.first:
             readers = add_readers(self.run_dir.facts(), start, jax.process_count())
             self.run_dir.write_status("running", step=start, why="", readers=readers, **facts)
+
+    @contextlib.contextmanager
+    def record_crash(self) -> Iterator[None]:
+        """Record an error that ends the block as status `crashed`; a kill leaves `running`."""
+        try:
+            yield
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            LOG.error(f"ended by an error: {why}")
+            if self.run_dir.first:
+                try:
+                    self.checkpoints.wait()  # so that a save in progress is recorded
+                except Exception as second:
+                    LOG.error(f"and a save has failed: {second}")
+                with contextlib.suppress(OSError):  # a full disk, which may be what ends it
+                    self.run_dir.write_status("crashed", why=why.partition("\n")[0])
+            raise
 
     def copy(self, step: int) -> None:
         """Copy a checkpoint, if copies are configured."""

@@ -86,8 +86,6 @@ def watch_run(
             stack.callback(watched.close)
         while True:
             found = broadcast_from_first(watched.look if watched else dict)
-            if error := found.get("error"):
-                raise CheckpointError(error)
             if end := _find_end(found, asked):
                 yield end
                 return
@@ -153,12 +151,9 @@ class _WatchedCheckpoints:
 
     def look(self) -> dict[str, Any]:
         """Return the step to evaluate, which is pinned, or why the watch ends, or nothing."""
-        try:
-            if self._rows is None:
-                self._open()
-            found = self._look()
-        except CheckpointError as error:
-            return {"error": str(error)}
+        if self._rows is None:
+            self._open()
+        found = self._look()
         if "code" in found:
             self._tracking.close(_ENDS[found["code"]])
         return found

@@ -201,7 +201,7 @@ def test_a_signal_to_one_process_stops_all_at_one_step(stopped: Stopped):
 @pytest.mark.thorough
 def test_one_process_speaks_and_writes(stopped: Stopped):
     names = {path.name for path in stopped.run.iterdir()}
-    rows = {f"{name}.jsonl" for name in ("metrics", "speed", "time", "leaves", "steps", "compiles")}
+    rows = {f"{name}.jsonl" for name in ("metrics", "speed", "time", "steps")}
     assert names == {*rows, "config.yaml", "run.json", "log.txt", "log-1.txt", "checkpoints"}
     assert stopped.said.count("resumes from step") == 1
     assert "process 0 of 2 (jtrain) at 127.0.0.1" in stopped.said

@@ -77,6 +77,7 @@ def test_a_directory_that_is_not_shared_is_named(monkeypatch):
 def test_an_error_of_the_first_process_is_raised_in_all(monkeypatch):
     sent = []
     monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(multihost, "barrier", lambda: None)
     monkeypatch.setattr(multihost, "all_gather", lambda value: sent.append(value) or sent[:1])
 
