@@ -6,11 +6,10 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jtrain.cli.arguments import Arguments
-from jtrain.cli.output import print_error, resolve_config, write_page
+from jtrain.cli.output import print_error, resolve_config
 from jtrain.cli.output import print_text as print
 from jtrain.errors import UserError
 from jtrain.inspect.plan.topology import prepare_environment
@@ -50,7 +49,7 @@ def _explain(
 ) -> int:
     from jtrain.inspect.explain.explain import explain
     from jtrain.inspect.explain.modules import select_modules
-    from jtrain.inspect.explain.text import format_explanation, render_page
+    from jtrain.inspect.explain.text import format_explanation
 
     compiles = args.hlo or not (args.no_compile or args.jaxpr or args.module)
     found, jaxpr, hlo = explain(program, compiles=compiles, start=start, topology=topology)
@@ -65,9 +64,6 @@ def _explain(
             print(json.dumps(shown))
         else:
             print(format_explanation(found, selected, everything=args.all))
-    if args.html:
-        line = write_page("explain", "--html", Path(args.html), render_page(found))
-        print(line, file=sys.stderr)
     return 0
 
 
@@ -130,7 +126,6 @@ def _arguments() -> Arguments:
         "gradient, what autodiff saves for the backward pass, what is computed again, and the\n"
         "fusions and collectives of the compiled program. Nothing is allocated or trained.",
         "configs/shakespeare.yaml                       as tables",
-        "configs/shakespeare.yaml --html explain.html   and as a page",
         "configs/shakespeare.yaml --module blocks/qkv   one module",
         "configs/llama2_7b.yaml --topology v5e:4x4      on devices that are not here",
         "configs/shakespeare.yaml batch=32 --why-recompile   what differs from the last compile",
@@ -139,7 +134,6 @@ def _arguments() -> Arguments:
     words = "only this module, such as blocks/qkv"
     parser.add_argument("--module", metavar="NAME", default="", help=words)
     parser.add_argument("--all", action="store_true", help="print small entries and long tables")
-    parser.add_argument("--html", metavar="FILE", default="", help="write a page")
     words = "print the traced programs of the loss and its gradient"
     parser.add_argument("--jaxpr", action="store_true", help=words)
     parser.add_argument("--hlo", action="store_true", help="print the compiled program of the step")

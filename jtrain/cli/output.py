@@ -1,4 +1,4 @@
-"""Output of a verb: text for a terminal, pages, and streams whose reader may disappear."""
+"""Output of a verb: text for a terminal, and streams whose reader may disappear."""
 
 import contextlib
 import io
@@ -8,9 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from jtrain.errors import ConfigError
 from jtrain.io.formatting import escape_controls
-from jtrain.io.regular_files import atomic_write
 
 if TYPE_CHECKING:
     from jtrain.config.resolve import ResolvedConfig
@@ -67,27 +65,6 @@ def redirect_output() -> Iterator[None]:
         sys.stdout.flush()
         os.dup2(stdout, STDOUT)
         os.close(stdout)
-
-
-def write_page(verb: str, option: str, path: Path, page: str) -> str:
-    """Write a page, and return a line with its path and size.
-
-    Args:
-        option: that named the file.
-
-    Raises:
-        ConfigError: if it cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, page.encode("utf-8", "replace"))
-    except OSError as error:
-        folder = "~" if path.absolute().is_relative_to("/tmp") else "/tmp"
-        raise ConfigError(
-            f"jtrain {verb}: {path} cannot be written ({error.strerror}); name a file elsewhere: "
-            f"{option} {folder}/{verb}.html"
-        ) from None
-    return f"{path}  {path.stat().st_size:,} bytes; open it in a browser"
 
 
 def outlive_readers() -> None:

@@ -3,10 +3,9 @@
 import json
 import shutil
 from collections.abc import Sequence
-from pathlib import Path
 
 from jtrain.cli.arguments import Arguments
-from jtrain.cli.output import is_first_process, print_error, resolve_config, write_page
+from jtrain.cli.output import is_first_process, resolve_config
 from jtrain.cli.output import print_text as print
 
 
@@ -15,13 +14,7 @@ def main(argv: Sequence[str]) -> int:
     parser = _arguments()
     args = parser.parse(argv)
     path, words = parser.config_and_words(args.words)
-    from jtrain.inspect.range_test import (
-        STEPS,
-        format_result,
-        parse_rates,
-        render_page,
-        run_range_test,
-    )
+    from jtrain.inspect.range_test import STEPS, format_result, parse_rates, run_range_test
 
     rates = parse_rates(args.rates)
     resolved = resolve_config(path, words)
@@ -32,8 +25,6 @@ def main(argv: Sequence[str]) -> int:
     width = min(100, shutil.get_terminal_size().columns)
     facts = {"config": path, **found.plain()}
     print(json.dumps(facts) if args.json else format_result(found, path, width=width))
-    if args.html:
-        print_error(write_page("range", "--html", Path(args.html), render_page(found, path)))
     return 0
 
 
@@ -45,12 +36,10 @@ def _arguments() -> Arguments:
         "Works under every layout; writes nothing.",
         "configs/shakespeare.yaml",
         "configs/shakespeare.yaml --rates 1e-5:1 --steps 200",
-        "configs/shakespeare.yaml optimizer.kind=muon --html range.html",
     )
     parser.add_config()
     words = "the lowest and the highest rate (1e-6:1)"
     parser.add_argument("--rates", metavar="LOW:HIGH", default="1e-6:1", help=words)
     parser.add_argument("--steps", metavar="N", type=int, help="steps of the test (100)")
-    parser.add_argument("--html", metavar="FILE", default="", help="write a page with the plot")
     parser.add_json()
     return parser

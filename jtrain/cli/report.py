@@ -9,13 +9,13 @@ from pathlib import Path
 from jtrain.checkpoint.retention import BestMetric
 from jtrain.cli.arguments import Arguments
 from jtrain.cli.output import print_text as print
-from jtrain.cli.output import write_page
 from jtrain.config.top import RUNS
 from jtrain.errors import ConfigError, UserError
 from jtrain.inspect.report.page import render_page
 from jtrain.inspect.report.read_run import holds_run, read_run
 from jtrain.inspect.report.series import summarize_run
 from jtrain.io.object_store import check_local_path, check_local_run
+from jtrain.io.regular_files import atomic_write
 from jtrain.sweep.members import read_record
 from jtrain.sweep.results import format_table, score_member
 
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     text = render_page(
         stories, title=title, ranking=ranking(found.folder, best) if found.folder else ()
     )
-    written = write_page("report", "--out", out, text)
+    _write_page(out, text)
     for line in found.skipped:
         print(line, file=sys.stderr)
     for story in stories:
@@ -43,8 +43,25 @@ def main(argv: Sequence[str]) -> int:
     if args.json:
         print(json.dumps({"page": str(out), "runs": [summarize_run(story) for story in stories]}))
     else:
-        print(written)
+        print(f"{out}  {out.stat().st_size:,} bytes; open it in a browser")
     return 0
+
+
+def _write_page(path: Path, page: str) -> None:
+    """Write the page.
+
+    Raises:
+        ConfigError: if it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, page.encode("utf-8", "replace"))
+    except OSError as error:
+        folder = "~" if path.absolute().is_relative_to("/tmp") else "/tmp"
+        raise ConfigError(
+            f"jtrain report: {path} cannot be written ({error.strerror}); name a file elsewhere: "
+            f"--out {folder}/report.html"
+        ) from None
 
 
 def ranking(sweep: Path, best: str) -> Sequence[str]:

@@ -9,7 +9,6 @@ import dataclasses
 import math
 import os
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,10 +18,9 @@ from jtrain.config.top import CheckpointConfig, EvaluateConfig, LogConfig
 from jtrain.core.loop import Hook, Stop
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.errors import ConfigError
-from jtrain.inspect.report.page import render_document
 from jtrain.io.log import RunLog
 from jtrain.optim.schedules import Exponential
-from jtrain.train.charts import svg_chart, text_chart
+from jtrain.train.charts import text_chart
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.signals import Signals
 from jtrain.train.processes import join_run
@@ -231,9 +229,6 @@ def _with_growing_rate(config: RunConfig, rates: Rates, steps: int) -> RunConfig
     )
 
 
-STYLE = "svg { display: block; width: 100%; max-width: 46rem; height: auto; }\n"
-
-
 def format_result(found: RangeResult, name: str, *, width: int = 80) -> str:
     """Return the plot of the smoothed loss over the rate, and the suggestion."""
     points = {"smoothed loss over the learning rate": _visible(found.rates, found.smoothed)}
@@ -256,15 +251,6 @@ def suggest(found: RangeResult, name: str) -> list[str]:
             f"try it: jtrain run {name} optimizer.lr={found.steepest:.1e}",
         ]
     return [*lines, *([f"note: {found.trouble}"] if found.trouble else [])]
-
-
-def render_page(found: RangeResult, name: str) -> str:
-    """Return the HTML page: the chart and the suggestion, without other files or network."""
-    lines = {"smoothed": found.smoothed, "each step": found.losses}
-    points = {title: dict(_visible(found.rates, losses)) for title, losses in lines.items()}
-    drawn = svg_chart("loss", points, over="learning rate", label=_rate_label)
-    words = "".join(f"<p>{escape(line)}</p>\n" for line in suggest(found, name))
-    return render_document(f"{name}: learning-rate range test", f"{drawn}\n{words}", style=STYLE)
 
 
 def _visible(rates: Sequence[float], losses: Sequence[float]) -> list[tuple[float, float]]:

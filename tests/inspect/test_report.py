@@ -13,7 +13,7 @@ from jtrain.cli import main
 from jtrain.cli.report import find_runs
 from jtrain.errors import ConfigError
 from jtrain.inspect.report import read_run, render_page
-from jtrain.inspect.report.series import metric_charts, newest_matrices, summarize_run, thin
+from jtrain.inspect.report.series import metric_charts, summarize_run, thin
 from jtrain.io.png import encode_png
 
 
@@ -78,15 +78,6 @@ def test_thinning_keeps_peaks():
     assert len(found) <= 1200
     assert found[4321] == 99.0
     assert list(found) == sorted(found)
-
-
-def test_the_newest_table_of_numbers_is_shown_and_a_ragged_one_is_not(tmp_path: Path):
-    rows = [
-        {"step": 1, "valid/confusion": [[1, 0], [0, 1]], "ragged": [[1], [1, 2]]},
-        {"step": 2, "valid/confusion": [[0.5, "NaN"], [0, 1]], "words": ["a", "b"], "none": []},
-    ]
-    (matrix,) = newest_matrices(read_run(write_run(tmp_path / "a", rows)))
-    assert matrix == {"name": "valid/confusion", "step": 2, "cells": [[0.5, None], [0.0, 1.0]]}
 
 
 EVIL = "</script><img src=x onerror=alert(1)><script>alert(2)</script>"
@@ -189,18 +180,14 @@ def test_the_table_has_each_metric_of_the_evaluations(tmp_path: Path):
     assert known["best"] == {"name": "valid/accuracy", "value": 0.9, "step": 20}
 
 
-def test_the_page_has_pictures_matrices_and_leaves(tmp_path: Path):
-    rows = [*ROWS, {"step": 40, "valid/confusion": [[3, 1], [0, 4]]}]
-    leaves = '{"step": 10, "grad_norm": {"block/kernel": 0.5}, "ratio": {"block/kernel": "NaN"}}\n'
-    path = write_run(tmp_path / "a", rows, leaves_jsonl=leaves)
+def test_the_page_has_pictures(tmp_path: Path):
+    path = write_run(tmp_path / "a", ROWS)
     picture = encode_png([[0, 255]])
     (path / "pictures").mkdir()
     (path / "pictures" / "digits-40.png").write_bytes(picture)
     text = render_page([read_run(path)])
     sources = [attributes["src"] for tag, attributes in Elements(text).found if tag == "img"]
     assert sources == [f"data:image/png;base64,{base64.b64encode(picture).decode()}"]
-    assert "row 0, column 1: 1, 25.0% of its row" in text
-    assert "grad_norm of block/kernel" in text.partition("Leaves</h2>")[2]
 
 
 def test_the_command_writes_the_page_and_reports_damages(tmp_path: Path, monkeypatch, capsys):

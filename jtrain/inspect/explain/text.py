@@ -1,13 +1,11 @@
-"""Explanations as text: a tree of modules with their costs, and tables; as a page."""
+"""Explanations as text: a tree of modules with their costs, and tables."""
 
 from collections.abc import Container, Iterator, Sequence
-from html import escape
 
 from jtrain.inspect.explain.compiled import CompiledProgram
 from jtrain.inspect.explain.explain import Explanation
 from jtrain.inspect.explain.modules import ModuleCost, fold_small, share
 from jtrain.inspect.explain.residuals import Residual, group_residuals
-from jtrain.inspect.report.page import render_document
 from jtrain.io.formatting import align_columns, format_bytes, format_count, format_seconds
 
 COLUMNS = ("module", "forward", "backward", "again", "share", "bytes", "parameters", "saved")
@@ -161,10 +159,3 @@ def _table(
     lines = align_columns([head, *rows[:most]], right=right)
     more = len(rows) - len(rows[:most])
     return [*lines, f"and {more} more; --all prints them"] if more else lines
-
-
-def render_page(found: Explanation) -> str:
-    """Return the page: the whole explanation as text."""
-    text = format_explanation(found, found.modules, everything=True)
-    body = f'<section><pre class="table">{escape(text)}</pre></section>\n'
-    return render_document(f"{found.name}: what a step computes", body)

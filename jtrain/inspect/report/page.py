@@ -13,9 +13,7 @@ from jtrain.config.schema import format_value
 from jtrain.inspect.report.read_run import RunStory
 from jtrain.inspect.report.series import (
     Charts,
-    leaf_charts,
     metric_charts,
-    newest_matrices,
     speed_charts,
     summarize_run,
 )
@@ -49,15 +47,13 @@ def render_page(
         _section("Curves", _charts(metric_charts(stories))),
         _section("What differs", _differences(stories)),
         _section("Pictures", _pictures(stories)),
-        _section("Tables of numbers", _matrices(stories)),
         _section("Samples", _texts(stories, lambda story: story.samples)),
         _section("Speed", _charts(speed_charts(stories))),
-        _section("Leaves", _charts(leaf_charts(stories))),
         _section("Environment", _environment(stories)),
         _section("Values", _values(stories)),
         _section("Logs", _texts(stories, _log_tail)),
     ]
-    return render_document(title, "".join(parts), policy=f"{STYLES}; img-src data:")
+    return _render_document(title, "".join(parts))
 
 
 def _charts(charts: Charts) -> str:
@@ -125,46 +121,16 @@ def _environment(stories: Sequence[RunStory]) -> str:
 
 
 def _pictures(stories: Sequence[RunStory]) -> str:
-    html = '<img alt="{}" src="data:image/png;base64,{}">'
-    image = lambda each: html.format(escape(each.name), base64.b64encode(each.png).decode())
-    found = [(story, each) for story in stories for each in story.pictures]
-    return _figures([(story, x.name, x.step, image(x)) for story, x in found])
-
-
-def _matrices(stories: Sequence[RunStory]) -> str:
-    found = [(story, each) for story in stories for each in newest_matrices(story)]
-    return _figures([(story, x["name"], x["step"], _heat(x["cells"])) for story, x in found])
-
-
-def _figures(found: Sequence[tuple[RunStory, str, int, str]]) -> str:
-    """Return figures side by side: the run, the name and the step of each, and its HTML."""
+    """Return the pictures side by side: the run, the name and the step of each below it."""
     figures = [
-        f"<figure>{html}<figcaption>{escape(f'{story.name}: {name}')}, step {step:,}</figcaption>"
+        f'<figure><img alt="{escape(each.name)}" src="data:image/png;base64,'
+        f'{base64.b64encode(each.png).decode()}">'
+        f"<figcaption>{escape(f'{story.name}: {each.name}')}, step {each.step:,}</figcaption>"
         f"</figure>"
-        for story, name, step, html in found
+        for story in stories
+        for each in story.pictures
     ]
     return f'<div class="pictures">{"".join(figures)}</div>' if figures else ""
-
-
-def _heat(cells: Sequence[Sequence[float | int | None]]) -> str:
-    """Return a heat map: each number's square is darker the larger its share of the row."""
-    wide, high = len(cells[0]), len(cells)
-    squares = []
-    for y, row in enumerate(cells):
-        # Normalize each row, so that rare classes are visible; a single row by its largest number.
-        known = [abs(cell) for cell in row if cell is not None]
-        total = (sum(known) if high > 1 else max(known, default=0.0)) or 1.0
-        for x, cell in enumerate(row):
-            share = 0.0 if cell is None else abs(cell) / total
-            label = "not a number" if cell is None else f"{cell:.4g}, {share:.1%} of its row"
-            squares.append(
-                f'<rect x="{x}" y="{y}" width="1" height="1" fill-opacity="{share:.3f}">'
-                f"<title>row {y}, column {x}: {label}</title></rect>"
-            )
-    return (
-        f'<svg class="heat" viewBox="0 0 {wide} {high}" role="img" '
-        f'style="aspect-ratio:{wide}/{high}">{"".join(squares)}</svg>'
-    )
 
 
 def _texts(stories: Sequence[RunStory], text: Callable[[RunStory], str]) -> str:
@@ -256,19 +222,14 @@ def _or_dash(value: Any, text: Callable[[Any], str]) -> str:
     return "-" if value is None else text(value)
 
 
-STYLES = "default-src 'none'; style-src 'unsafe-inline'"
-"""Policy of a page without scripts."""
-
-
-def render_document(title: str, body: str, *, style: str = "", policy: str = STYLES) -> str:
-    """Return a page with a title, in the style of all pages.
+def _render_document(title: str, body: str) -> str:
+    """Return a page with a title; its policy allows no scripts and no other files.
 
     Args:
         body: HTML that follows the heading, ending with a line break.
-        style: CSS after that of all pages, ending with a line break.
-        policy: the page's Content-Security-Policy.
     """
-    style = (files("jtrain.inspect.report") / "page.css").read_text("utf-8") + style
+    style = (files("jtrain.inspect.report") / "page.css").read_text("utf-8")
+    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
     return f"""<!doctype html>
 <html lang="en">
 <head>

@@ -51,8 +51,6 @@ class RunStory:
     steps: tuple[Row, ...]
     """Loss and gradient norm of each recorded step."""
     speed: tuple[Row, ...]
-    leaves: tuple[Row, ...]
-    """Statistics of single leaves, if the run wrote them."""
     samples: str
     log: str
     pictures: tuple[RunPicture, ...]
@@ -90,7 +88,6 @@ def read_run(path: Path) -> RunStory:
         ),
         steps=_steps(_rows(path / "steps.jsonl", troubles), troubles),
         speed=_rows(path / "speed.jsonl", troubles),
-        leaves=_rows(path / "leaves.jsonl", troubles),
         samples=_text(path / "samples.txt", troubles),
         log=_text(path / "log.txt", troubles),
         pictures=_pictures(path / "pictures", troubles),

@@ -9,9 +9,7 @@ from jtrain.checkpoint.retention import BestMetric, best_step
 from jtrain.inspect.report.read_run import Row, RunStory, finite_number
 
 RATES = ("tokens_per_second", "rows_per_second")
-LEAF_KINDS = ("grad_norm", "grad_max", "ratio")
 MOST = 1200  # points per line
-NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # as a row has them
 
 Points: TypeAlias = dict[int, float]  # finite values by step
 Charts: TypeAlias = dict[str, dict[str, Points]]  # lines by their names, by title
@@ -100,29 +98,6 @@ def speed_charts(stories: Sequence[RunStory]) -> Charts:
     return found
 
 
-def leaf_charts(stories: Sequence[RunStory]) -> Charts:
-    """Return a chart for each leaf: norm and maximum of its gradient, and its update ratio."""
-    found: Charts = {}
-    for story in stories:
-        for kind in LEAF_KINDS:
-            known = [row for row in story.leaves if isinstance(row.get(kind), dict)]
-            rows = [{**row[kind], "step": row["step"]} for row in known]
-            for leaf, points in _scalars(rows).items():
-                found.setdefault(f"{kind} of {leaf}", {})[story.name] = thin(points)
-    return found
-
-
-def newest_matrices(story: RunStory) -> list[dict[str, Any]]:
-    """Return the newest value of each array metric, as rows of numbers."""
-    newest: dict[str, dict[str, Any]] = {}
-    for row in story.metrics:
-        for key, value in row.items():
-            cells = _cells(value)
-            if cells:
-                newest[key] = {"name": key, "step": row["step"], "cells": cells}
-    return list(newest.values())
-
-
 def _curves(story: RunStory) -> dict[str, Points]:
     """Return the points of each metric, from steps.jsonl if that has more steps."""
     found = _scalars(story.metrics)
@@ -151,15 +126,3 @@ def _scalars(rows: Iterable[Row]) -> dict[str, Points]:
             if key != "step" and (number := finite_number(value)) is not None:
                 found.setdefault(key, {})[row["step"]] = number
     return found
-
-
-def _cells(value: Any) -> list[list[float | None]] | None:
-    """Return a list of numbers, or of equally long lists of numbers, as rows; None otherwise."""
-    if not isinstance(value, list) or not value:
-        return None
-    rows = value if all(isinstance(row, list) for row in value) else [value]
-    if not rows[0] or len({len(row) for row in rows}) > 1:
-        return None
-    if not all(isinstance(cell, int | float) or cell in NOT_FINITE for row in rows for cell in row):
-        return None
-    return [[finite_number(cell) for cell in row] for row in rows]
