@@ -54,9 +54,15 @@ def find_checkpoint(path: str) -> tuple[Path, int | None]:
 
 
 def resolve_step(
-    directory: Path, request: int | Literal["newest", "best"], owner: RunIdentity | None = None
+    directory: Path,
+    request: int | Literal["newest", "best"],
+    owner: RunIdentity | None = None,
+    option: str = "--step ",
 ) -> int:
     """Return the requested step; the newest or best of a run, if one is given.
+
+    Args:
+        option: before the step in an error's advice.
 
     Raises:
         CheckpointError: if there is none; a DamagedError if all are damaged.
@@ -69,13 +75,13 @@ def resolve_step(
         raise DamagedError(
             f"{directory} has no valid checkpoint; damaged ones are "
             f"{', '.join(map(str, layout.list_named_steps(directory))) or 'none'}. "
-            f"Name one by --step, or list the faults: jtrain ckpt verify {directory}"
+            f"To list the faults: jtrain ckpt verify {directory}"
         )
     step = complete[-1] if request == "newest" else _best(directory, owner)
     if step is None:
         raise CheckpointError(
             f"{directory} has no best checkpoint: none was retained by a metric (checkpoint.best). "
-            f"Write --step newest, or one of {', '.join(map(str, complete))}."
+            f"Write {option}newest, or one of {', '.join(map(str, complete))}."
         )
     return step
 

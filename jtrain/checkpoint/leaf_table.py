@@ -16,6 +16,7 @@ from jtrain.core import pytree
 from jtrain.core.types import Leaf, Tree
 from jtrain.errors import CheckpointError
 from jtrain.errors.spelling import nearest_name
+from jtrain.io.formatting import align_columns
 from jtrain.io.regular_files import parse_json
 
 _SHOWN = 20  # rows of a table before "and 13 more"
@@ -131,13 +132,9 @@ def cast_like(flat: Mapping[str, Leaf], abstract: Any) -> dict[str, Leaf]:
 def format_rows(rows: list[tuple[str, str, str, str]]) -> str:
     """Format differing leaves, a line for each of the first 20."""
     shown = [("leaf", "expected", "found", "nearest"), *rows[:_SHOWN]]
-    widths = [max(len(row[column]) for row in shown) for column in range(4)]
-    lines = [
-        "  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in shown
-    ]
-    if len(rows) > _SHOWN:
-        lines.append(f"  and {len(rows) - _SHOWN} more")
-    return "\n".join(line.rstrip() for line in lines)
+    lines = align_columns(shown, right=())
+    lines += [f"and {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else []
+    return "\n".join(f"  {line}" for line in lines)
 
 
 def _plain_leaf(leaf: Leaf) -> Leaf:

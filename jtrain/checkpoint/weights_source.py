@@ -1,6 +1,5 @@
 """Weights sources: a checkpoint of a run, or a file of tensors."""
 
-import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
@@ -8,14 +7,11 @@ from typing import Literal, Protocol, runtime_checkable
 import jax
 import numpy as np
 
-from jtrain.checkpoint import directory_entries, layout, leaf_table, ownership, storage
-from jtrain.checkpoint.manager import CheckpointManager
+from jtrain.checkpoint import directory_entries, inspect, layout, leaf_table, storage
 from jtrain.checkpoint.ownership import RunIdentity
-from jtrain.config.top import RUNS
 from jtrain.core.types import Leaf
 from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import CheckpointError
-from jtrain.errors.spelling import did_you_mean
 from jtrain.io.object_store import is_address
 from jtrain.io.safetensors import INDEX_SUFFIX, SUFFIX, read_tensors
 from jtrain.models.pretrained.folder import check_no_pickle
@@ -108,22 +104,21 @@ def open_source(
     check_no_pickle(Path(path))
     if is_pretrained(Path(path)):
         return PretrainedWeights(Path(path), stacked=stacked)
-    for place in (Path(path), RUNS / path):
-        if (place / layout.ABOUT).is_file() and place.name.isdigit():
-            return CheckpointWeights(place.parent, int(place.name))
-        for directory in (place / "checkpoints", place):
-            if layout.list_steps(directory, owner := owner_of(directory.parent)):
-                # The run may save meanwhile: every process uses the step that the first one found.
-                search = functools.partial(_find_step, directory, step, owner)
-                return CheckpointWeights(directory, broadcast_from_first(search)["step"])
-    folders = (d for d in RUNS.glob("*/checkpoints") if not directory_entries.links_outside(d))
-    runs = sorted(folder.parent.name for folder in folders if layout.list_steps(folder))
-    near = did_you_mean(Path(path).name, runs)
-    raise CheckpointError(
-        f"init_from.path={path} is no run with a checkpoint, no checkpoint, no file of tensors "
-        f"({SUFFIX}) and no folder with config.json. In runs/ there is "
-        f"{', '.join(runs) or 'none'}{near}; write the name of a run, or the path of a file."
-    )
+    try:
+        directory, named = inspect.find_checkpoint(path)
+    except directory_entries.OutsideError:
+        raise
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"init_from.path={error} Or name a file of tensors ({SUFFIX}), or a folder with "
+            f"config.json."
+        ) from None
+    if named is not None:
+        return CheckpointWeights(directory, named)
+    owner = owner_of(directory.parent)
+    # The run may save meanwhile: every process uses the step that the first one found.
+    search = lambda: {"step": inspect.resolve_step(directory, step, owner, "init_from.step=")}
+    return CheckpointWeights(directory, broadcast_from_first(search)["step"])
 
 
 def place_array(array: np.ndarray, abstract: Leaf) -> Leaf:
@@ -134,27 +129,6 @@ def place_array(array: np.ndarray, abstract: Leaf) -> Leaf:
     return jax.make_array_from_callback(
         array.shape, sharding, lambda index: np.array(array[index], abstract.dtype)
     )
-
-
-def _find_step(
-    directory: Path, which: Literal["newest", "best"], owner: RunIdentity | None
-) -> dict[str, int]:
-    return {"step": _step(directory, which, owner)}
-
-
-def _step(directory: Path, which: Literal["newest", "best"], owner: RunIdentity | None) -> int:
-    newest = layout.list_steps(directory, owner)[-1]
-    if which == "newest":
-        return newest
-    metric = ownership.configured_best(layout.read_record(directory, newest)["about"])
-    best = CheckpointManager(directory, best=metric, owner=owner).best()
-    if best is None:
-        raise CheckpointError(
-            f"init_from.step=best: {directory} has no best checkpoint "
-            f"(checkpoint.best={metric or 'empty'}). Write init_from.step=newest, or the path of "
-            f"one of its checkpoints: {', '.join(map(str, layout.list_steps(directory)))}."
-        )
-    return best
 
 
 def _name(stored: str) -> str:

@@ -14,7 +14,7 @@ from jtrain.cli.arguments import parse_step
 from jtrain.cli.export import export_safetensors
 from jtrain.config.top import RUNS
 from jtrain.errors import FAULT, CheckpointError, UserError
-from jtrain.io.formatting import format_bytes
+from jtrain.io.formatting import align_columns, format_bytes
 from jtrain.io.object_store import ObjectStore, is_address
 from jtrain.train.run_dir import RunDir
 
@@ -30,8 +30,12 @@ def run_action(action: str, args: argparse.Namespace) -> Found:
         )
     local = {"ls": _ls, "verify": _verify, "show": _show, "diff": _diff, "rm": _rm}
     local["export"] = _export
-    stored = {"ls": _list_copies, "verify": _verify_copies, "rm": _remove_copies}
-    stored["fetch"] = _fetch_run
+    stored = {"ls": _list_copies, "verify": _verify_copies, "fetch": _fetch_run}
+    if is_address(args.run) and action == "rm":
+        raise UserError(
+            f"jtrain ckpt rm: {args.run} is an object store, whose own tools remove objects: aws "
+            f"s3 rm --recursive, gcloud storage rm --recursive, az storage blob delete-batch"
+        )
     if is_address(args.run) and action in stored:
         return stored[action](args)
     with fetch_arguments(args):
@@ -66,7 +70,7 @@ def _ls(args: argparse.Namespace) -> Found:
         "foreign": [path.name for path in aside if directory_entries.FOREIGN in path.name],
         "notes": notes,
     }
-    return found, "\n".join([_columns(lines), *notes]), 0
+    return found, "\n".join([_table(lines), *notes]), 0
 
 
 def _verify(args: argparse.Namespace) -> Found:
@@ -112,7 +116,7 @@ def _show(args: argparse.Namespace) -> Found:
             value = {key: entry for key, entry in value.items() if key != "config"}
         if name != "tree":
             about.append(f"{name}: {json.dumps(value)}")
-    return found, "\n".join([f"{found['path']}", *about, "", _columns(leaves)]), 0
+    return found, "\n".join([f"{found['path']}", *about, "", _table(leaves)]), 0
 
 
 def _diff(args: argparse.Namespace) -> Found:
@@ -123,7 +127,7 @@ def _diff(args: argparse.Namespace) -> Found:
         difference = "" if row["distance"] is None else f"{row['distance']:.6g}"
         lines.append((row["leaf"], *row["is"], difference))
     paths = [str(directory / str(step)) for directory, step in (one, other)]
-    text = _columns(lines) if rows else f"{paths[0]} and {paths[1]} hold the same state"
+    text = _table(lines) if rows else f"{paths[0]} and {paths[1]} hold the same state"
     return {"checkpoints": paths, "leaves": rows}, text, 0
 
 
@@ -202,12 +206,8 @@ def _find(run: str) -> tuple[Path, int | None]:
         raise
 
 
-def _columns(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(align_columns(rows, right=()))
 
 
 def _when(seconds: float) -> str:
@@ -242,7 +242,7 @@ def _list_copies(args: argparse.Namespace) -> Found:
         raise object_store_layout.no_copy_error(objects)
     state = {True: "", False: "incomplete copy"}
     lines = [(f"{x['step']}", format_bytes(x["bytes"]), state[x["sealed"]]) for x in rows]
-    return {"address": objects.address, "steps": rows}, _columns(lines), 0
+    return {"address": objects.address, "steps": rows}, _table(lines), 0
 
 
 def _verify_copies(args: argparse.Namespace) -> Found:
@@ -262,41 +262,8 @@ def _verify_copies(args: argparse.Namespace) -> Found:
     lines = _format_verified(found)
     damaged = any(one["faults"] for one in found)
     if damaged:
-        lines.append(
-            f"a restored run takes the newest valid one; to remove the others: jtrain "
-            f"ckpt rm {objects.address} --damaged"
-        )
+        lines.append("a run that is fetched takes the newest valid one")
     return {"address": objects.address, "steps": found}, "\n".join(lines), FAULT * damaged
-
-
-def _remove_copies(args: argparse.Namespace) -> Found:
-    objects, asked = _parse_address(args.run)
-    every = object_store_layout.object_sizes(objects)
-    valid = object_store_layout.list_copies(objects)
-    if args.damaged:
-        newest = valid[-1] if valid else -1  # a run may be copying a newer one
-        wrong = [step for step in every if step < newest and step not in valid]
-        wrong += [step for step in valid if _faults(objects, step)]
-    else:
-        if asked is None and not args.step:
-            raise UserError(
-                f"jtrain ckpt rm: no step of {objects.address} is named. Write --step N, or "
-                f"--damaged for all damaged ones; jtrain ckpt ls {objects.address} lists them"
-            )
-        step = _step(objects, asked, args.step)
-        if not args.force and valid == [step]:
-            raise CheckpointError(
-                f"checkpoint {step} in {objects.address} is the last valid copy: without it the "
-                f"run cannot be restored. To remove it anyway: jtrain ckpt rm "
-                f"{objects.address} --step {step} --force"
-            )
-        wrong = [step]
-    count = sum(sum(every[step].values()) for step in wrong)
-    for step in wrong:
-        object_store_layout.remove(objects, step, every[step])
-    names = ", ".join(map(str, wrong)) or "none"
-    text = f"removed: {names}; {format_bytes(count)} are free again"
-    return {"removed": wrong, "bytes": count}, text, 0
 
 
 def _fetch_run(args: argparse.Namespace) -> Found:
