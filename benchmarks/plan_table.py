@@ -40,7 +40,6 @@ def settings(preset: str, topology: str) -> list[str]:
 def plan(preset: str, topology: str) -> dict[str, Any]:
     """Return the plan as `jtrain plan --json` prints it, or its error."""
     command = [sys.executable, "-m", "jtrain", "plan", f"configs/{preset}.yaml", "--json"]
-    command += ["--advice", "none"]
     done = subprocess.run(
         [*command, "--topology", topology, *settings(preset, topology)],
         capture_output=True,

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 # Read when libtpu is loaded: it says its warnings on the standard error.
 os.environ |= {"TPU_STDERR_LOG_LEVEL": "1", "TPU_MIN_LOG_LEVEL": "1"}
@@ -12,7 +12,7 @@ os.environ |= {"TPU_STDERR_LOG_LEVEL": "1", "TPU_MIN_LOG_LEVEL": "1"}
 from made_whole import made_whole
 
 from jtrain.config.resolve import resolve
-from jtrain.inspect.plan.collectives import Collective, sum_by_axes
+from jtrain.inspect.plan.collectives import Collective
 from jtrain.inspect.plan.plan import Plan, make_plan
 from jtrain.inspect.plan.topology import find_topology
 
@@ -57,6 +57,15 @@ def heard() -> Iterator[list[str]]:
             os.close(before)
             file.seek(0)
             lines += file.read().splitlines()
+
+
+def sum_by_axes(found: Iterable[Collective]) -> dict[str, dict[str, int]]:
+    """Bytes that a device sends, by mesh axes and kind."""
+    table = {}
+    for each in found:
+        kinds = table.setdefault(" x ".join(each.axes) or "other", {})
+        kinds[each.kind] = kinds.get(each.kind, 0) + each.sent
+    return table
 
 
 def sent(found: Plan, axis: str) -> dict[str, int]:

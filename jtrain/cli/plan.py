@@ -1,10 +1,8 @@
 """`jtrain plan CONFIG --topology v5e:4x4`: the cost of a step on devices that are not here."""
 
-import dataclasses
 import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jtrain.cli.arguments import Arguments
@@ -30,9 +28,6 @@ def main(argv: Sequence[str]) -> int:
             f"or cpu:8."
         )
     _check_numbers(args)
-    if args.write:
-        _check_write(args)
-    dump = _make_empty(Path(args.dump)) if args.dump else None
     prepare_environment(args.topology)
     from jtrain.distributed.compiler_flags import apply_flags
 
@@ -48,62 +43,46 @@ def main(argv: Sequence[str]) -> int:
         return _search(path, config, topology, args)
     if args.largest_batch:
         return _largest_batch(path, config, topology, args)
-    return _plan(path, config, topology, args, dump)
+    return _plan(path, config, topology, args)
 
 
-def _plan(path: str, config: "RunConfig", topology: Topology, args: Any, dump: Path | None) -> int:
-    from jtrain.inspect.plan.advice import advise, check_advice, format_advice
+def _plan(path: str, config: "RunConfig", topology: Topology, args: Any) -> int:
+    from jtrain.inspect.plan.advice import advise, format_advice
     from jtrain.inspect.plan.plan import format_plan, make_plan
 
-    found = make_plan(config, topology, dump)
-    advice = []
-    if not found.fits and args.advice != "none":
-        advice = advise(config, topology, found)
-        if args.advice == "compiled":
-            print_error("it does not fit: compiling what may help")
-            advice = check_advice(advice, config, topology, found)
+    found = make_plan(config, topology)
+    advice = [] if found.fits else advise(config, topology, found)
     if args.json:
-        values = {"config": path, **found.plain(), "advice": [each.plain() for each in advice]}
+        values = {"config": path, **found.plain(), "advice": [each._asdict() for each in advice]}
         print(json.dumps(values))
     else:
         print(format_plan(found))
-        if not found.fits and args.advice != "none":
+        if not found.fits:
             print(f"\n{format_advice(advice, found)}")
     return DONE if found.fits else NO_FIT
 
 
 def _search(path: str, config: "RunConfig", topology: Topology, args: Any) -> int:
-    from jtrain.config.dump import dump, to_plain
     from jtrain.inspect.plan.search import format_search, search
 
     result = search(config, topology, compiles=args.compiles, report=print_error)
-    best = result.best
     if args.json:
         print(json.dumps({"config": path, "topology": topology.name, **result.plain()}))
     elif result.rows:
         print(format_search(result))
     else:
         print_error("stopped before the first program was compiled; the same command starts again")
-    if args.write and best is not None:
-        text = dump(to_plain(best.candidate.apply(config)))
-        words = " ".join(best.candidate.describe())
-        note = f"# {path} on {topology.name}, by jtrain plan --search: {words}\n"
-        Path(args.write).write_text(note + text, encoding="utf-8")
-        print_error(f"{args.write}: the fastest that fits")
     if result.stopped:
         return STOPPED
-    return NO_FIT if best is None else DONE
+    return NO_FIT if result.best is None else DONE
 
 
 def _largest_batch(path: str, config: "RunConfig", topology: Topology, args: Any) -> int:
-    from jtrain.config.dump import dump, to_plain
     from jtrain.inspect.plan.advice import find_largest_batch, format_largest_batch
 
     found = find_largest_batch(config, topology, compiles=args.compiles, report=print_error)
     facts = {"config": path, "topology": topology.name, **found.plain()}
     print(json.dumps(facts) if args.json else format_largest_batch(found))
-    if args.write and found.batch:
-        Path(args.write).write_text(dump(to_plain(dataclasses.replace(config, batch=found.batch))))
     return DONE if found.batch else NO_FIT
 
 
@@ -128,15 +107,8 @@ def _arguments() -> Arguments:
     parser.add_argument("--search", action="store_true", help=words)
     words = "find the largest batch whose step fits"
     parser.add_argument("--largest-batch", action="store_true", help=words)
-    words = "for a step that does not fit: compiled (default), shapes alone, or none"
-    choices = ("compiled", "shapes", "none")
-    parser.add_argument("--advice", choices=choices, default="compiled", help=words)
     words = "programs that a search compiles at most (12)"
     parser.add_argument("--compiles", metavar="N", type=int, default=12, help=words)
-    words = "write the config that the search found"
-    parser.add_argument("--write", metavar="FILE", default="", help=words)
-    words = "keep the compiler's files there: the program, the buffers at the memory peak"
-    parser.add_argument("--dump", metavar="FOLDER", default="", help=words)
     parser.add_json()
     return parser
 
@@ -152,31 +124,3 @@ def _check_numbers(args: Any) -> None:
             f"jtrain plan: --memory {args.memory:g} is no memory of a device; write it in GB: "
             f"--memory 16."
         )
-
-
-def _check_write(args: Any) -> None:
-    """Raise unless there is something to write, and no file in its place."""
-    if not (args.search or args.largest_batch):
-        raise UserError(
-            f"jtrain plan: --write {args.write} writes the config that a search found; add "
-            f"--search or --largest-batch."
-        )
-    if Path(args.write).exists():
-        raise UserError(
-            f"jtrain plan: --write {args.write}: the file exists. Name a new one, or remove it."
-        )
-
-
-def _make_empty(folder: Path) -> Path:
-    """Create the folder.
-
-    Raises:
-        UserError: if it is not empty: its files could be mistaken for the compiler's.
-    """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(
-            f"jtrain plan: --dump {folder} is for the files of one plan, and it is not empty. "
-            f"Name a folder that is empty or new: --dump {folder}-2."
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder

@@ -6,13 +6,7 @@ from typing import Any, NamedTuple
 
 from jtrain.errors import ConfigError, UserError
 from jtrain.inspect.plan.plan import Plan, make_plan
-from jtrain.inspect.plan.search import (
-    Candidate,
-    Estimates,
-    candidates,
-    current,
-    with_chosen_layout,
-)
+from jtrain.inspect.plan.search import Estimates, candidates, current, with_chosen_layout
 from jtrain.inspect.plan.topology import Topology
 from jtrain.io.formatting import format_bytes
 from jtrain.train.experiment import RunConfig
@@ -29,14 +23,7 @@ class Advice(NamedTuple):
     saves: int
     """Bytes on a device, estimated from shapes and the compiled step."""
     fits: bool
-    """Whether the step fits with these settings alone, by the estimate."""
-    candidate: Candidate
-    compiled: bool = False
-    """`saves` and `fits` are the compiler's."""
-
-    def plain(self) -> dict[str, Any]:
-        """Return the contents as JSON values."""
-        return {name: value for name, value in self._asdict().items() if name != "candidate"}
+    """Whether the step should fit with these settings alone."""
 
 
 def advise(config: RunConfig, topology: Topology, plan: Plan) -> list[Advice]:
@@ -60,29 +47,10 @@ def advise(config: RunConfig, topology: Topology, plan: Plan) -> list[Advice]:
             continue
         if changes and saves > 0.01 * plan.peak:
             fits = (plan.peak - saves) * SLACK <= plan.memory["limit"]
-            found.append((len(changes), Advice(" ".join(changes), saves, fits, candidate)))
+            found.append((len(changes), Advice(" ".join(changes), saves, fits)))
     fitting = [advice for _, advice in sorted(found, key=lambda each: each[0]) if advice.fits]
     most = sorted((advice for _, advice in found), key=lambda each: -each.saves)
     return (fitting or most)[:SHOWN]
-
-
-def check_advice(
-    found: list[Advice], config: RunConfig, topology: Topology, plan: Plan
-) -> list[Advice]:
-    """Return the advice with those that should fit compiled, one by one, until one does fit."""
-    checked = list(found)
-    for index, each in enumerate(found):
-        if not each.fits:
-            continue
-        try:
-            made = make_plan(each.candidate.apply(config), topology)
-        except UserError:  # the layout does not suit the model
-            continue
-        saves = plan.peak - made.peak
-        checked[index] = each._replace(saves=saves, fits=made.fits, compiled=True)
-        if made.fits:
-            break
-    return sorted(checked, key=lambda each: not (each.fits and each.compiled))
 
 
 def format_advice(found: list[Advice], plan: Plan) -> str:
@@ -93,8 +61,7 @@ def format_advice(found: list[Advice], plan: Plan) -> str:
         return f"{head} none; take more devices (a larger --topology), or fewer rows (batch)."
     lines = [head]
     for each in found:
-        fits = "fits" if each.fits else "not enough"
-        note = f" ({fits}, compiled)" if each.compiled else "" if each.fits else f" ({fits})"
+        note = "" if each.fits else " (not enough)"
         lines.append(f"  {format_bytes(each.saves):>10}  {each.settings}{note}")
     if not any(each.fits for each in found):
         lines.append(

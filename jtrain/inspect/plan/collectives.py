@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -135,14 +134,6 @@ def find_collective(
         direction = " +" if pair and int(pair[2]) - int(pair[1]) == 1 else " -"
     where = instruction.quoted("op_name")
     return Collective(kind, axes, sent, run.times, where, key, direction=direction)
-
-
-def sum_by_axes(found: Sequence[Collective]) -> dict[str, dict[str, int]]:
-    """Return the bytes that each device sends in a step, by mesh axes and kind."""
-    table: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    for collective in found:
-        table[" x ".join(collective.axes) or "other"][collective.kind] += collective.sent
-    return {axes: dict(kinds) for axes, kinds in table.items()}
 
 
 class CollectiveRow(NamedTuple):

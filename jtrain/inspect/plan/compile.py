@@ -50,27 +50,21 @@ class CompiledStep:
     """The answer came from the cache."""
 
 
-def load_or_compile_step(
-    program: Program, topology: Topology | None, dump: Path | None = None
-) -> CompiledStep:
+def load_or_compile_step(program: Program, topology: Topology | None) -> CompiledStep:
     """Return the cached answer of the compiler for the step of a program, or compile it.
 
     Args:
         topology: of the step; None: the devices of this machine, whose answers are not cached.
-        dump: an empty folder for the compiler's files; None: a temporary one, if it is not cached.
 
     Raises:
         jax.errors.JaxRuntimeError: if the step does not compile for another reason than its memory.
     """
     lowered = program.lower_step()
     file = plan_cache() / f"{_key(lowered, program, topology)}.json.gz" if topology else None
-    if file and dump is None and (cached := read_step(file)) is not None:
+    if file and (cached := read_step(file)) is not None:
         return cached
-    if dump is not None:
-        step = _compile(lowered, dump)
-    else:
-        with tempfile.TemporaryDirectory() as scratch:
-            step = _compile(lowered, Path(scratch))
+    with tempfile.TemporaryDirectory() as dump:
+        step = _compile(lowered, Path(dump))
     if file:
         write_step(step, file)
     return step

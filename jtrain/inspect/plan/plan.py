@@ -4,7 +4,6 @@ import dataclasses
 import math
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from jtrain.inspect.plan.collectives import (
@@ -13,7 +12,6 @@ from jtrain.inspect.plan.collectives import (
     collective_table,
     collectives_of,
     reason,
-    sum_by_axes,
 )
 from jtrain.inspect.plan.compile import CompiledStep, load_or_compile_step
 from jtrain.inspect.plan.hlo import HloProgram
@@ -102,7 +100,6 @@ class Plan:
             "memory": {**self.memory, "peak": self.peak, "leaves": self.leaves, **headroom},
             "state": [part._asdict() for part in self.parts],
             "tensors": [tensor._asdict() for tensor in self.tensors],
-            "collectives": sum_by_axes(self.collectives),
             "collective_table": [row._asdict() for row in collective_table(self.collectives)],
             "unread": list(self.unread),
             "why": self.why,
@@ -116,21 +113,17 @@ class Plan:
         }
 
 
-def make_plan(config: RunConfig, topology: Topology, dump: Path | None = None) -> Plan:
+def make_plan(config: RunConfig, topology: Topology) -> Plan:
     """Compile the step of `jtrain run` for these devices, or read the answer from the cache.
 
     A step that needs more memory than a device has gives a plan whose `fits` is False.
-
-    Args:
-        dump: an empty folder for the compiler's files: the program, and the buffers in memory at
-            its peak.
 
     Raises:
         ConfigError: if the config is invalid.
     """
     start = time.perf_counter()
     program = set_up(single_step(config), among=topology.devices)
-    step = load_or_compile_step(program, topology, dump)
+    step = load_or_compile_step(program, topology)
     flops, exact = bound_step_flops(program)
     layout = program.resolved.strategy.axes or {"data": 1}
     devices = math.prod(layout.values())

@@ -79,17 +79,6 @@ def prepare_environment(name: str) -> None:
         os.environ[NUMBER] = count
 
 
-def nearest_slices(kind: str, dims: Sequence[int], count: int = 3) -> list[str]:
-    """Return the shapes of valid slices of a kind that are nearest to these dims, nearest first."""
-
-    def distance(shape: str) -> tuple[float, int]:
-        sizes = [int(size) for size in shape.split("x")]
-        unlike = sum(size not in dims for size in sizes) + abs(len(sizes) - len(dims))
-        return abs(math.log(math.prod(sizes) / math.prod(dims))), unlike
-
-    return sorted(SLICES[kind], key=distance)[:count]
-
-
 def _cpu(name: str, parsed: TopologyName) -> Topology:
     import jax
 
@@ -108,13 +97,8 @@ def _gpu(name: str, parsed: TopologyName) -> Topology:
     from jax.experimental import topologies
 
     if len(parsed.dims) > 1 or parsed.chips not in MACHINE_GPUS:
-        nearest = min(MACHINE_GPUS, key=lambda n: abs(math.log(n / parsed.chips)))
-        count = max(parsed.count, math.ceil(parsed.count * parsed.chips / 8))
-        many = f", or {count}*{parsed.kind}:8 for {count} machines" if count > 1 else ""
-        raise ConfigError(
-            f"--topology {name}: a machine has 1, 2, 4 or 8 GPUs; write "
-            f"{parsed.kind}:{nearest}{many}."
-        )
+        machines = f"{parsed.kind}:8, or 2*{parsed.kind}:8 for 2 machines"
+        raise ConfigError(f"--topology {name}: a machine has 1, 2, 4 or 8 GPUs; write {machines}.")
     plugin = _cuda_plugin()
     if not plugin:
         raise ConfigError(
@@ -196,12 +180,9 @@ def _links(parsed: TopologyName) -> dict[str, Any]:
 
 
 def _no_slice(name: str, parsed: TopologyName) -> ConfigError:
-    """Return the error for a slice that does not exist, with those nearest to it."""
-    count = f"{parsed.count}*" if parsed.count > 1 else ""
-    near = [f"{count}{parsed.kind}:{s}" for s in nearest_slices(parsed.kind, parsed.dims)]
+    slices = ", ".join(f"{parsed.kind}:{shape}" for shape in SLICES[parsed.kind])
     return ConfigError(
-        f"--topology {name}: {parsed.kind} has no slice {parsed.shape}; the nearest are "
-        f"{', '.join(near)}."
+        f"--topology {name}: {parsed.kind} has no slice {parsed.shape}; there are {slices}."
     )
 
 

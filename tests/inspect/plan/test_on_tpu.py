@@ -28,11 +28,11 @@ from tpu_programs import (
     near,
     planned,
     sent,
+    sum_by_axes,
 )
 
 from jtrain.config.resolve import resolve
 from jtrain.core.state import new_state
-from jtrain.inspect.plan.collectives import sum_by_axes
 from jtrain.inspect.plan.hlo import HloProgram
 from jtrain.inspect.plan.plan import make_plan
 from jtrain.inspect.plan.topology import find_topology

@@ -8,7 +8,6 @@ import pytest
 from small_plans import CONFIG, SMALL, small
 
 from jtrain.cli import main
-from jtrain.config.resolve import resolve
 from jtrain.inspect.plan import advice
 from jtrain.inspect.plan.plan import make_plan
 from jtrain.inspect.plan.search import Estimates, candidates, current, with_chosen_layout
@@ -39,26 +38,19 @@ def test_candidates_divide_the_rows_and_name_what_changes():
 
 
 @pytest.mark.thorough
-def test_a_search_ranks_and_resumes_and_writes(tmp_path, capsys):
-    file = tmp_path / "best.yaml"
+def test_a_search_ranks_and_resumes_and_its_settings_train(capsys):
     words = [*CPU, "--search", "--compiles", "3", "--json"]
-    assert main([*words, "--write", str(file)]) == 0
+    assert main(words) == 0
     first = json.loads(capsys.readouterr().out)
     assert len(first["rows"]) == 3
     assert sum(row["default"] for row in first["rows"]) == 1
     fit = [row["seconds"] for row in first["rows"] if row["fits"]]
     assert fit == sorted(fit)
-    written = resolve(file).config
-    assert {key: getattr(written, key) for key in ("batch", "steps")} == {
-        "batch": 16,
-        "steps": 1000,
-    }
-    assert make_plan(written, find_topology("cpu:8")).cached  # the step that was ranked first
+    best = small(*shlex.split(first["best"]))
+    assert make_plan(best, find_topology("cpu:8")).cached  # the step that was ranked first
     assert main(words) == 0
     second = capsys.readouterr()
     assert second.err.count("(cached)") == 3
-    assert main([*words, "--write", str(file)]) == 2
-    assert "the file exists" in capsys.readouterr().err
 
 
 @pytest.mark.thorough
@@ -101,8 +93,6 @@ def test_numbers_of_no_plan_are_refused(capsys):
 def test_without_a_memory_there_is_no_largest_batch(capsys):
     assert main([*CPU, "--largest-batch"]) == 2
     assert "write --memory GB" in capsys.readouterr().err
-    assert main([*CPU, "--write", "best.yaml"]) == 2
-    assert "add --search or --largest-batch" in capsys.readouterr().err
 
 
 LARGE = ("batch=128", "model.width=64")
@@ -126,11 +116,10 @@ def test_the_first_advice_makes_the_step_fit(peak, capsys):
     assert found["memory"]["headroom"] < 0
     first = found["advice"][0]
     assert first["fits"]
-    assert first["compiled"]
     assert main([*run(0.6 * peak, *shlex.split(first["settings"])), "--json"]) == 0
     smaller = json.loads(capsys.readouterr().out)
     saved = found["memory"]["peak"] - smaller["memory"]["peak"]
-    assert saved == first["saves"] >= 0.4 * peak
+    assert saved >= 0.4 * peak
 
 
 @pytest.mark.compiler
