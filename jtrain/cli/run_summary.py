@@ -15,8 +15,8 @@ from jtrain.config.top import RUNS
 from jtrain.distributed.cluster import detect
 from jtrain.distributed.cluster.cluster import program
 from jtrain.errors import UserError
+from jtrain.inspect.ledger import format_goodput, read_ledger
 from jtrain.inspect.profile import FOLDER, format_profile, summarize_trace
-from jtrain.inspect.run_times import format_goodput, read_ledger
 from jtrain.train.charts import Point, text_chart
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.log import read_results

@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     if args.schema and not args.words:
         print(json.dumps(json_schema(BaseConfig), indent=2))
         return 0
-    runs = {"ledger": _ledger, "speed": _speed, "profile": _profile, "workers": _workers}
+    runs = {"ledger": _ledger, "profile": _profile, "workers": _workers}
     for name, view in runs.items():
         if getattr(args, name):
             print(view(_run_of(args.words, name), args.json))
@@ -113,7 +113,7 @@ def _run_of(words: Sequence[str], option: str) -> Path:
 
 def _ledger(run: Path, as_json: bool) -> str:
     """Describe where the time of a run went."""
-    from jtrain.inspect.run_times import format_ledger, read_ledger
+    from jtrain.inspect.ledger import format_ledger, read_ledger
 
     path = run / "time.jsonl"
     found = read_ledger(path)
@@ -123,19 +123,6 @@ def _ledger(run: Path, as_json: bool) -> str:
             f"train."
         )
     return json.dumps(found.plain()) if as_json else format_ledger(found)
-
-
-def _speed(run: Path, as_json: bool) -> str:
-    """Describe the time of a step, the rate and the memory of a run."""
-    from jtrain.inspect.run_times import format_speed, read_speed
-
-    found = read_speed(run / "speed.jsonl")
-    if found is None:
-        raise UserError(
-            f"jtrain show --speed: {run / 'speed.jsonl'} has no row: the run has taken fewer steps "
-            f"than two log lines need. Log more often: log.every=1"
-        )
-    return json.dumps(found) if as_json else format_speed(found)
 
 
 def _profile(run: Path, as_json: bool) -> str:
@@ -201,7 +188,6 @@ def _arguments() -> Arguments:
         "configs/shakespeare.yaml --cluster       which processes train together, and why",
         "configs/shakespeare.yaml --schema        the JSON schema, for an editor",
         "shakespeare --ledger                     where the time of a run went",
-        "shakespeare --speed                      the time of a step, the rate, the memory",
         "shakespeare --profile                    where the time of some steps went",
         "digits --workers                         who worked for a run on parameter servers, when",
         "digits --yaml > mine.yaml                a shipped config, to be edited",
@@ -220,8 +206,6 @@ def _arguments() -> Arguments:
     parser.add_argument("--cluster", action="store_true", help=cluster)
     ledger = "of a run: print the time that trained, waited, saved, restarted and was lost"
     parser.add_argument("--ledger", action="store_true", help=ledger)
-    words = "of a run: print the time of a step (p50, p90), the rate and the memory"
-    parser.add_argument("--speed", action="store_true", help=words)
     words = "of a run: print the profile that `jtrain run --profile` made"
     parser.add_argument("--profile", action="store_true", help=words)
     workers = "of a run on parameter servers: print who worked when, why it left, its leases"

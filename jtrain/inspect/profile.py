@@ -1,6 +1,5 @@
 """Profiles of runs: what the devices did in a window of steps, and what the host did meanwhile."""
 
-import bisect
 import collections
 import dataclasses
 import json
@@ -20,20 +19,10 @@ from jtrain.io.regular_files import atomic_write, check_regular, read_json
 from jtrain.train.hooks.profile_window import PHASE, STEP
 
 FOLDER, SUMMARY = "profile", "profile.json"
-ROWS, GAPS = 12, 5
+ROWS = 12
 _MOST = 1 << 26  # bytes of a profile.json
-_GAP = 0.01  # of the window: shorter gaps are no row
 # Operations that hold others, whose time would count twice.
 _CONTAINERS = ("while", "call", "conditional", "async-start", "async-done")
-# What the host does in the phases of a run.
-_PHASES = {
-    "step": "handed a call to the devices, or waited for an earlier one",
-    "data": "waited for a batch",
-    "hooks": "ran hooks: log, metrics, files",
-    "eval": "evaluated",
-    "save": "saved a checkpoint",
-    "sampling": "sampled or drew pictures",
-}
 
 
 class OperationTime(NamedTuple):
@@ -45,18 +34,6 @@ class OperationTime(NamedTuple):
     seconds: float = 0.0
     """Over all devices and steps."""
     runs: int = 0
-
-
-class Gap(NamedTuple):
-    """A time in which no device computed."""
-
-    start: float
-    """Seconds since the window began."""
-    seconds: float
-    step: int
-    """The step that the host was at; 0 if unknown."""
-    host: str
-    """What the host did for the most part of it: a phase of a run, such as data or hooks."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +53,6 @@ class Profile:
     """Share of the operations' time that collectives took, 0 to 1."""
     phases: Mapping[str, float]
     """Seconds of the host by phase."""
-    gaps: tuple[Gap, ...]
-    """The longest first."""
     idle_phases: Mapping[str, float]
     """Seconds in which no device computed, by the phase of the host."""
     trace: str
@@ -89,15 +64,13 @@ class Profile:
         return {
             **dataclasses.asdict(self),
             "operations": [operation._asdict() for operation in self.operations],
-            "gaps": [gap._asdict() for gap in self.gaps],
         }
 
     @classmethod
     def from_plain(cls, values: Mapping[str, Any]) -> "Profile":
         """Return the profile of JSON values, as `plain` makes them."""
         operations = tuple(OperationTime(**each) for each in values["operations"])
-        gaps = tuple(Gap(**each) for each in values["gaps"])
-        return cls(**{**values, "operations": operations, "gaps": gaps})
+        return cls(**{**values, "operations": operations})
 
 
 def summarize_trace(run: Path, steps: tuple[int, int], program: str = "") -> Profile | None:
@@ -141,7 +114,6 @@ class _Span(NamedTuple):
     start: float  # seconds
     end: float
     name: str = ""
-    step: int = 0
 
     @property
     def seconds(self) -> float:
@@ -173,16 +145,10 @@ def read_profile(
     everything = [*markers, *operations]
     start = min((span.start for span in everything), default=0.0)
     end = max((span.end for span in everything), default=0.0)
-    merged, idle, gaps = _merge(operations), collections.Counter(), []
+    merged, idle = _merge(operations), collections.Counter()
     edges = [start, *(t for span in merged for t in (span.start, span.end)), end]
     for first, last in zip(edges[::2], edges[1::2], strict=True):
-        shares = _overlaps(phases, first, last)
-        idle.update(shares)
-        if last > first and last - first >= _GAP * (end - start):
-            place = bisect.bisect_right([marker.start for marker in markers], first)
-            host = max(shares, key=lambda name: shares[name], default="outside of the loop")
-            step = markers[place - 1].step if place else 0
-            gaps.append(Gap(first - start, last - first, step, host))
+        idle.update(_overlaps(phases, first, last))
     total = sum(span.seconds for span in operations)
     sent = sum(span.seconds for span in operations if _is_collective(span.name))
     return Profile(
@@ -194,7 +160,6 @@ def read_profile(
         operations=tuple(_sum_by_name(operations, modules or {})),
         collectives=sent / total if total else 0.0,
         phases=_overlaps(phases, start, end),
-        gaps=tuple(sorted(gaps, key=lambda gap: -gap.seconds)),
         idle_phases=dict(idle),
         trace=str(trace),
         bytes=trace.stat().st_size,
@@ -226,13 +191,12 @@ def _read_host(planes: Sequence[Any]) -> Iterator[_Span]:
         for line in plane.lines if plane.name.startswith("/host:") else ():
             for event in line.events:
                 if event.name == STEP or event.name.startswith(PHASE):
-                    step = dict(event.stats).get("step_num", 0)
-                    yield _span(event, event.name, int(step or 0))
+                    yield _span(event, event.name)
 
 
-def _span(event: Any, name: str, step: int = 0) -> _Span:
+def _span(event: Any, name: str) -> _Span:
     start = event.start_ns * 1e-9
-    return _Span(start, start + event.duration_ns * 1e-9, name, step)
+    return _Span(start, start + event.duration_ns * 1e-9, name)
 
 
 def _is_collective(name: str) -> bool:
@@ -295,17 +259,11 @@ def format_profile(found: Profile) -> str:
         lines.append(
             "the trace has no operation of a device: the profiler of this backend has none"
         )
-    if found.gaps and found.seconds:
-        idle = found.seconds * (1 - found.busy)
+    if idle := found.seconds * (1 - found.busy):
         parts = sorted(found.idle_phases.items(), key=lambda item: -item[1])
         known = [f"{name} {format_seconds(x)}" for name, x in parts if x > 0.01 * idle]
         phases = ", ".join(known) or "-"
-        lines += ["", f"no device computed for {format_seconds(idle)}; by phase: {phases}"]
-        rows = [("gap", "at", "step", "the host")]
-        for start, seconds, step, host in found.gaps[:GAPS]:
-            times = (format_seconds(seconds), f"+{format_seconds(start)}")
-            rows.append((*times, f"{step or '-'}", _PHASES.get(host, host)))
-        lines += align_columns(rows, right=(0, 1, 2))
+        lines += ["", f"no device computed for {format_seconds(idle)}; the host's phases: {phases}"]
     logdir = found.trace.partition("/plugins/")[0]
     return "\n".join(
         [

@@ -230,18 +230,13 @@ def _with_growing_rate(config: RunConfig, rates: Rates, steps: int) -> RunConfig
 
 
 def format_result(found: RangeResult, name: str, *, width: int = 80) -> str:
-    """Return the plot of the smoothed loss over the rate, and the suggestion."""
+    """Return the plot of the smoothed loss, and the suggestion with its rule and source."""
     points = {"smoothed loss over the learning rate": _visible(found.rates, found.smoothed)}
     plot = text_chart(points, width=width, height=16, label=_rate_label)
-    return "\n".join([plot, *suggest(found, name)])
-
-
-def suggest(found: RangeResult, name: str) -> list[str]:
-    """Return lines with the suggestion, its rule and its source."""
     steps = len(found.losses)
     end = "the loss diverged" if found.diverged else "the loss did not diverge"
     last = f"{found.rates[-1]:.2g}" if found.rates else "-"
-    lines = [f"{steps} steps, the rate up to {last}: {end}"]
+    lines = [plot, f"{steps} steps, the rate up to {last}: {end}"]
     if found.steepest is not None:
         lines += [
             f"suggestion: optimizer.lr={found.steepest:.1e}, at which the smoothed loss falls "
@@ -250,7 +245,8 @@ def suggest(found: RangeResult, name: str) -> list[str]:
             f"lowest), as in Smith 2017, arXiv 1506.01186",
             f"try it: jtrain run {name} optimizer.lr={found.steepest:.1e}",
         ]
-    return [*lines, *([f"note: {found.trouble}"] if found.trouble else [])]
+    lines += [f"note: {found.trouble}"] if found.trouble else []
+    return "\n".join(lines)
 
 
 def _visible(rates: Sequence[float], losses: Sequence[float]) -> list[tuple[float, float]]:

@@ -12,7 +12,7 @@ import pytest
 from jtrain.cli import main
 from jtrain.core.loop import FinishedSteps, train_loop
 from jtrain.core.mean import Mean
-from jtrain.inspect.run_times import format_ledger, make_ledger, read_ledger
+from jtrain.inspect.ledger import format_ledger, make_ledger, read_ledger
 from jtrain.io.jsonl import JsonlWriter
 from jtrain.train.hooks import Speed
 from jtrain.train.hooks.speed import MemoryUse, measure_memory

@@ -1,71 +1,13 @@
-"""Times of a run, for `jtrain show RUN --speed` and `--ledger`: its speed, and its time ledger."""
+"""The time ledger of a run, for `jtrain show RUN --ledger`."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from jtrain.errors import CheckpointError
-from jtrain.io.formatting import (
-    align_columns,
-    format_bytes,
-    format_count,
-    format_duration,
-    format_seconds,
-)
+from jtrain.io.formatting import align_columns, format_duration
 from jtrain.io.jsonl import read_rows
-
-
-def read_speed(path: Path) -> dict[str, Any] | None:
-    """Return the speed of a run over the rows of its speed.jsonl; None without a complete row.
-
-    Times are seconds. `p50` and `p90` of a step, `seconds_per_step`, the `rate` in `unit`s a second
-    and the share `waiting` for data are medians of the rows; `step`, `compile`, `first_call` and
-    the memory are the newest. What no row has is None.
-
-    Raises:
-        CheckpointError: if a row cannot be read.
-    """
-    has = lambda row, name: isinstance(row.get(name), int | float)
-    rows = [row for row in read_rows(path) if has(row, "seconds_per_step")]
-    if not rows:
-        return None
-    columns = {name: [r[name] for r in rows if has(r, name)] for name in set().union(*rows)}
-    middle = lambda name: median(columns[name]) if columns.get(name) else None
-    newest = lambda name: columns[name][-1] if columns.get(name) else None
-    unit = "tokens" if columns.get("tokens_per_second") else "rows"
-    kind = next((x for x in ("device", "process") if has(rows[-1], f"{x}_memory")), None)
-    return {
-        "step": rows[-1]["step"],
-        **{name: middle(name) for name in ("p50", "p90", "seconds_per_step")},
-        "rate": middle(f"{unit}_per_second") or 0.0,
-        "unit": unit,
-        "waiting": middle("waiting") or 0.0,
-        **{name: newest(name) for name in ("compile", "first_call")},
-        "memory": newest(f"{kind}_memory"),
-        "memory_peak": newest(f"{kind}_memory_peak"),
-        "memory_of": kind,
-    }
-
-
-def format_speed(found: Mapping[str, Any]) -> str:
-    """Return the speed as a table; what is unknown is left out."""
-    of, before = f"of the {found['memory_of']}", "before that, and no part of it"
-    rows = [
-        ("a step", "p50", format_seconds, "median, of steps that are done"),
-        ("", "p90", format_seconds, "nine of ten steps take at most this"),
-        ("", "seconds_per_step", format_seconds, "mean, without pauses"),
-        ("rate", "rate", format_count, f"{found['unit']} a second"),
-        ("waiting", "waiting", "{:.1%}".format, "for data"),
-        ("compiling", "compile", format_seconds, before),
-        ("first call", "first_call", format_seconds, before),
-        ("memory", "memory", format_bytes, f"{of}, in use"),
-        ("memory", "memory_peak", format_bytes, f"{of}, at most so far"),
-    ]
-    known = [(a, spell(found[key]), b) for a, key, spell, b in rows if found[key] is not None]
-    return "\n".join([f"speed until step {found['step']}", *align_columns(known, right=(1,))])
-
 
 # Entries by the phases of the heartbeat while a run trains; the order is that of the table.
 _ENTRIES = {
