@@ -1,6 +1,5 @@
 """`jtrain init DIR`: write a project of one's own, which runs as it is."""
 
-import itertools
 import keyword
 import os
 import re
@@ -54,19 +53,17 @@ def project_files(name: str) -> dict[str, str]:
 
 def _check(folder: Path, name: str) -> None:
     """Raise unless the folder is free, and an experiment and its run may have the name."""
+    taken = os.path.lexists(folder)
+    if folder.is_dir():
+        taken = not {*os.listdir(folder)} <= _HARMLESS
     if trouble := _find_name_trouble(name):
         found = f"the experiment would be named {name or 'nothing'}, {trouble}"
-    elif folder.is_dir():
-        present = sorted({path.name for path in folder.iterdir()} - _HARMLESS)
-        if not present:
-            return
-        listed = f"{', '.join(present[:3])}{' ...' if len(present) > 3 else ''}"
-        found = f"{folder} must be new or empty, and it has {listed}"
-    elif folder.exists() or folder.is_symlink():
-        found = f"{folder} must be a new or an empty folder, and it is a file"
+    elif taken:
+        found = f"{folder} must be a new or an empty folder"
     else:
         return
-    words = ["jtrain", "init", _free_folder(folder), "--name", _nearest_name(name)]
+    other = folder / "project" if folder.resolve() == Path.cwd() else f"{folder}_2"
+    words = ["jtrain", "init", str(other if taken else folder), "--name", _nearest_name(name)]
     raise UserError(f"jtrain init: {found}; write {shlex.join(words)}")
 
 
@@ -82,17 +79,6 @@ def _find_name_trouble(name: str) -> str:
 def _nearest_name(name: str) -> str:
     plain = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_")
     return f"my_{plain}".rstrip("_") if _find_name_trouble(plain) else plain
-
-
-def _free_folder(folder: Path) -> str:
-    """Return the folder, or a new one beside it; in it if it is the working directory."""
-    if not os.path.lexists(folder) or (folder.is_dir() and {*os.listdir(folder)} <= _HARMLESS):
-        return str(folder)
-    base = folder / "project" if folder.resolve() == Path.cwd() else folder
-    paths = (
-        Path(f"{base}{end}") for end in itertools.chain([""], (f"_{i}" for i in itertools.count(2)))
-    )
-    return str(next(path for path in paths if not os.path.lexists(path)))
 
 
 def _next_commands(folder: Path, name: str) -> str:

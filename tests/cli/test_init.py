@@ -74,7 +74,7 @@ def test_its_files_are_formatted_and_have_no_lint():
     [
         (["my-study"], "would be named my-study, which is no name", "my-study --name my_study"),
         (["digits"], "named digits, which is taken", "digits --name my_digits"),
-        (["full"], "full must be new or empty, and it has a.txt", "full_2 --name full"),
+        (["full"], "full must be a new or an empty folder", "full_2 --name full"),
     ],
 )
 def test_a_mistake_is_reported_and_its_advice_works(words: list[str], says: str, mend: str, capsys):
