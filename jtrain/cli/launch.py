@@ -53,7 +53,7 @@ MANIFESTS: Mapping[str, ManifestEngine] = {
     "trainjob": ManifestEngine("TrainJob", train_job, "kubectl apply --server-side -f {name}.yaml"),
     "skypilot": ManifestEngine("SkyPilot task", sky_task, "sky jobs launch {name}.yaml"),
 }
-_PRINTED = {"restarts", "print", "topology", "image", "name", "claim", "volume"}
+_PRINTED = {"restarts", "topology", "image", "name", "claim", "volume"}
 # The options that an engine takes.
 ENGINES = {
     "local": {"processes", "devices", "port", "restarts", "patience"},
@@ -154,8 +154,6 @@ def _arguments() -> Arguments:
     words = "ray: names of further variables that the processes get from here"
     parser.add_argument("--env", default="", metavar="NAME,NAME", help=words)
     group = parser.add_argument_group(f"of the engines {', '.join(MANIFESTS)}")
-    words = "print the manifest and nothing else"
-    group.add_argument("--print", action="store_true", help=words)
     words = "machines: v5e:4x4, 2*v6e:4x4 (slices), h100:8, 2*h100:8 (hosts)"
     group.add_argument("--topology", default="", metavar="KIND:SHAPE", help=words)
     words = "container image with jtrain and your experiment"
@@ -208,13 +206,11 @@ def print_manifest(args: argparse.Namespace, command: Sequence[str]) -> int:
     if machines.tpu and args.engine != "skypilot":
         header += f" ({machines.machine_type} on GKE)"
     print(format_blocks(documents, f"{header}, by\n  {typed}\nStart it: {apply}"), end="")
-    if not args.print:
-        printed = shlex.join(["jtrain", "launch", "--print", *args.words, *command])
-        print(
-            f"jtrain starts nothing on a cluster. Write the manifest to a file, and start it:\n"
-            f"  {printed} > {job.name}.yaml\n  {apply}",
-            file=sys.stderr,
-        )
+    print(
+        f"jtrain starts nothing on a cluster. Write the manifest to a file, and start it:\n"
+        f"  {typed} > {job.name}.yaml\n  {apply}",
+        file=sys.stderr,
+    )
     return 0
 
 

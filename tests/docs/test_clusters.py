@@ -46,7 +46,7 @@ def test_a_manifest_is_what_its_command_prints(page, capsys, monkeypatch):
     assert len(found) == len(blocks(page, "yaml")) > 0
     for command, manifest in found:
         assert main(shlex.split(command)[1:]) == 0
-        assert capsys.readouterr() == (manifest, "")
+        assert capsys.readouterr().out == manifest
 
 
 @pytest.mark.parametrize(
