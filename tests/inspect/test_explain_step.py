@@ -1,7 +1,6 @@
 """`jtrain explain`: FLOPs and saved arrays agree with JAX; why a step compiled again."""
 
 import json
-import re
 import time
 from pathlib import Path
 
@@ -131,7 +130,7 @@ def test_an_unknown_module_gets_the_nearest_name(plain):
 
 
 @pytest.mark.thorough
-def test_collectives_and_fusions_are_those_of_the_program():
+def test_collectives_are_those_of_the_program():
     program = set_up(config_of(CONFIG, [*SMALL, "parallel={kind: fsdp, devices: 4, min_size: 0}"]))
     found, _, hlo = explain(program)
     compiled = found.compiled
@@ -142,8 +141,6 @@ def test_collectives_and_fusions_are_those_of_the_program():
     )
     assert sum(c.sent for c in compiled.collectives) == sent > 0
     assert any(c.module.startswith("blocks/*") for c in compiled.collectives)
-    assert sum(f.fusions for f in compiled.fusions) == len(re.findall(r" fusion\(", hlo))
-    assert any(f.module.startswith("optimizer") for f in compiled.fusions)
 
 
 @pytest.mark.thorough
