@@ -10,7 +10,7 @@ from jtrain.core.interpret import equations_in
 from jtrain.testing.causes import Cause
 from jtrain.testing.compare import StepResult, distance, fit_multiple, flatten, named_arrays
 from jtrain.testing.run_step import SplitStep, init_first_state, state_trees
-from jtrain.testing.sums import RowSums, Sums, add_sums
+from jtrain.testing.sums import RowSums, add_sums
 
 EXPLAINED = 1e-5  # larger differences are diagnosed: float32 rounding causes none so large
 MATCH = 1e-4  # relative tolerance of an explanation: above rounding, below the difference
@@ -72,7 +72,7 @@ class _Quantity(NamedTuple):
 def _quantities(failed: SplitStep) -> Iterator[_Quantity]:
     """Yield the loss, the gradient and each metric."""
     case = failed.steps.case
-    weights = Sums(case=case).weights(failed.steps.batch)
+    weights = failed.steps.sums.weights(failed.steps.batch)
     parts, shares = (
         [add_sums([sums], case) for sums in failed.each_part(divisors)]
         for divisors in (None, weights)
@@ -127,7 +127,7 @@ def _is_near(actual: np.ndarray | float, value: np.ndarray | float) -> bool:
 def _explain_loss(failed: SplitStep) -> Cause | None:
     """Return a cause if one term has another weight, or sequences are split."""
     n, off = len(failed.parts), failed.actual.loss - failed.expected.loss
-    whole = _means_of(Sums(case=failed.steps.case)(failed.steps.batch))
+    whole = _means_of(failed.steps.sums(failed.steps.batch))
     parts = [_means_of(sums) for sums in failed.each_part()]
     for index, mean in enumerate(whole) if n > 1 else ():
         for value in (n * mean, mean / n, sum(part[index] for part in parts)):
