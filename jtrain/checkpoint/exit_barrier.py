@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable
 
 from jtrain.checkpoint.thread_task import ThreadTask
 from jtrain.errors import FAULT
@@ -20,30 +20,21 @@ _CLOSE_TIMEOUT = 600.0  # seconds
 _EXIT_TIMEOUT = 30.0  # seconds from the end of the program, after a failed save
 
 
-@runtime_checkable
-class Closeable(Protocol):
-    """Object to close at exit."""
-
-    def close(self) -> None:
-        """Return when everything saved is on the disk; raise the error otherwise."""
-        ...
-
-
-_open: list[Closeable] = []
+_open: list[Callable[[], None]] = []  # return when everything saved is on the disk
 _registered = _failed = False
 
 
-def expect_close(closeable: Closeable) -> None:
-    """Close `closeable` at exit; if that fails, print the error and exit with code 70."""
+def expect_close(close: Callable[[], None]) -> None:
+    """Call `close` at exit; if it fails, print the error and exit with code 70."""
     _register()
-    if closeable not in _open:
-        _open.append(closeable)
+    if close not in _open:
+        _open.append(close)
 
 
-def mark_closed(closeable: Closeable) -> None:
-    """Remove a closed object from those to close at exit."""
-    if closeable in _open:
-        _open.remove(closeable)
+def mark_closed(close: Callable[[], None]) -> None:
+    """Do not call `close` at exit."""
+    if close in _open:
+        _open.remove(close)
 
 
 def expect_forced_exit() -> None:
@@ -68,8 +59,8 @@ def _register() -> None:
 def _close_all() -> None:
     if _failed:
         threading.Thread(target=_kill_later, daemon=True).start()
-    for closeable in list(_open):
-        task = ThreadTask(closeable.close)
+    for close in list(_open):
+        task = ThreadTask(close)
         task.start()
         error = task.wait(_CLOSE_TIMEOUT)
         if error is None and not task.ended():

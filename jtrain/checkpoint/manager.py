@@ -144,7 +144,7 @@ class CheckpointManager(contextlib.AbstractContextManager):
         # A daemon: exit_barrier waits for it. After a failure, threads of Orbax wait 10 minutes
         # for one another.
         self._saving = ThreadTask(lambda: write(step, arrays, record, copied, sealed), daemon=True)
-        exit_barrier.expect_close(self)
+        exit_barrier.expect_close(self.close)
         self._saving.start()
         copied.wait()
         self.check()
@@ -172,7 +172,7 @@ class CheckpointManager(contextlib.AbstractContextManager):
         try:
             self.wait()
         finally:
-            exit_barrier.mark_closed(self)
+            exit_barrier.mark_closed(self.close)
             if self._preparing is not None:
                 self._preparing.wait()
             self._writer.close()

@@ -40,31 +40,23 @@ def main(argv: Sequence[str]) -> int:
 
     resolved = resolve_config(path, words)
     case = build_loss_case(resolved.config, args.rows, draws=not args.without_draws)
-    progress = Progress(print_error, time.monotonic)
-    case.side_effects.on_call = progress.event  # each program of a comparison traces the loss
-    report = check(case, most=args.devices, log=progress.begin)
+    report = check(case, most=args.devices, log=_make_progress())
     print(json.dumps({"config": path, **report.plain()}) if args.json else report.describe())
     return 0 if report.ok else FAULT
 
 
-class Progress:
-    """Lines about a check, which takes minutes: one at its start, then one each few seconds."""
+def _make_progress() -> Callable[[str], None]:
+    """Return a function that prints the name of a comparison, at most one each few seconds."""
+    start = printed = time.monotonic()
 
-    def __init__(self, write: Callable[[str], object], clock: Callable[[], float]):
-        self._write, self._clock, self._start = write, clock, clock()
-        self._next, self._name, self._programs = self._start, "", 0
+    def begin(name: str) -> None:
+        nonlocal printed
+        now = time.monotonic()
+        if now >= printed + EVERY or printed == start:
+            printed = now
+            print_error(f"comparing: {name} ({now - start:.0f} s)")
 
-    def begin(self, name: str) -> None:
-        """Begin a comparison."""
-        self._name, now = name, self._clock()
-        if now >= self._next:
-            self._next, spent = now + EVERY, now - self._start
-            self._write(f"comparing: {name} ({spent:.0f} s, {self._programs} programs)")
-
-    def event(self) -> None:
-        """Count a program that is compiled."""
-        self._programs += 1
-        self.begin(self._name)
+    return begin
 
 
 def build_loss_case(config: "RunConfig", rows: int, *, draws: bool = True) -> "LossCase":

@@ -323,11 +323,6 @@ def _step(objects: ObjectStore, named: int | None, word: str) -> int:
     return int(step)
 
 
-def _faults(objects: ObjectStore, step: int) -> list[str]:
-    with object_store_layout.temporary_copy(objects, step) as (_, faults):
-        return faults
-
-
 def _damaged(objects: ObjectStore, step: int, faults: list[str]) -> CheckpointError:
     return CheckpointError(
         f"the copy of checkpoint {step} in {objects.address} is damaged: "

@@ -103,7 +103,7 @@ def _arguments() -> Arguments:
         "explain",
         "Print what a step of a config computes, by module: FLOPs and bytes of the loss and its\n"
         "gradient, what autodiff saves for the backward pass, what is computed again, and the\n"
-        "fusions and collectives of the compiled program. Nothing is allocated or trained.",
+        "memory and collectives of the compiled program. Nothing is allocated or trained.",
         "configs/shakespeare.yaml                       as tables",
         "configs/shakespeare.yaml --module blocks/qkv   one module",
         "configs/llama2_7b.yaml --topology v5e:4x4      on devices that are not here",
@@ -115,7 +115,7 @@ def _arguments() -> Arguments:
     words = "print the traced programs of the loss and its gradient"
     parser.add_argument("--jaxpr", action="store_true", help=words)
     parser.add_argument("--hlo", action="store_true", help="print the compiled program of the step")
-    words = "leave out the compiled program: fusions and collectives"
+    words = "leave out the compiled program: its memory and collectives"
     parser.add_argument("--no-compile", action="store_true", help=words)
     words = "devices in the place of those of this machine: v5e:4x4, cpu:8"
     parser.add_argument("--topology", metavar="KIND:SHAPE", default="", help=words)

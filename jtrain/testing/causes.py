@@ -33,8 +33,6 @@ PURITY = {
     f"`rng` by jax.random, with {ROW_KEYS} for draws of each row.",
     "numbers of the host": "the loss computes with {asked}, another number on another process. "
     "Take the number of rows from the batch, `len(batch['mask'])`, and draws from `rng`.",
-    "another program under jit": "the loss computes something else when it is traced: Python code "
-    "that depends on the values of arrays, or on whether they are traced.",
     "fixed number of rows": "the loss takes the {rows} rows of this batch and not {fewer} of them "
     "({raised}): a number of rows is written into it. A microbatch and a device have fewer rows. "
     "Take the number from the array, `x.shape[0]`, or let reshape infer it, `x.reshape(-1, ...)`.",
@@ -70,9 +68,6 @@ ROWS = {
     "(custom_vjp, custom_jvp) or a stop_gradient that depends on more than one row.",
     "position": "{name} changes with the order of the rows: it depends on the position of a row in "
     "the batch. Use the contents of the row, such as `batch['row']`.",
-    "row numbers": "what a row adds to {name} depends on the numbers of other rows, by a sum or a "
-    "maximum over `batch['row']`: a part of the batch has other numbers. Compute with the number "
-    "of each row alone.",
     "rows dropped": "{name} of {part} rows leaves out row {row}, and that of all {rows} rows does "
     "not: rows are taken in groups of a fixed size (`len(x) // 4 * 4`), and the others are "
     "dropped. Pad the last group and hide the padding, or take each row by itself.",
@@ -97,25 +92,19 @@ NEIGHBOURS = {
     "branch on the batch": "{name} branches on a sum over the rows of a slice{at}: parts of a "
     "batch may take another branch than the whole. Decide for each row, or by a result of the "
     "previous step, held in `extra`.",
-    "weights of the batch": "the weight of a row in {name} depends on other rows of the batch{at}: "
-    "weights by how often a class or a length occurs in the batch. Compute the weights from the "
-    f"whole data set and give each row its own, {UNSPLIT}.",
-    "batch statistic": "the value that a row adds to {name} depends on other rows of the "
-    "batch{at}, as in batch norm or a contrastive loss. Take the statistic within a row (layer "
-    f"norm, group norm), {UNSPLIT}.",
+    "batch statistic": "the value or the weight that a row adds to {name} depends on other rows of "
+    "the batch{at}, as in batch norm, a contrastive loss, or weights by how often a class occurs. "
+    "Take the statistic within a row (layer norm, group norm), or from the whole data set, "
+    f"{UNSPLIT}.",
 }
 DRAWS = {
-    "key of the number of rows": "random draws change with how many rows the loss gets and with "
-    "nothing else: the number of rows is folded into the key, or all rows share one draw of that "
-    f"size. Draw for each row by its key of {ROW_KEYS}.",
-    "key of the position": "random draws stay the same when rows get other numbers: the key does "
-    "not come from `row` but from the position in the batch, which a split changes. Draw for each "
-    f"row by its key of {ROW_KEYS}.",
+    "key of the batch": "the draws of a row change with the order of the rows, their number or the "
+    "numbers of other rows: the key is that of the whole batch or of a position in it, which a "
+    f"split changes. Draw for each row by its key of {ROW_KEYS}, and use each key for its own row "
+    "only.",
     "one draw for the batch": "a layer draws once for all its rows, by the key of the first row: "
     "the draws of a row depend on the layout. This is known of layers of other libraries; jtrain's "
     f"own layers draw by {ROW_KEYS}.",
-    "key of other rows": "the draws of a row depend on other rows. Draw by "
-    f"{ROW_KEYS} and use each key for its own row only.",
 }
 NUMBERS = {
     "not finite": "{name} is not finite for the first batch: {operation}. Every step would be "
@@ -155,15 +144,12 @@ STEPS = {
     "key of the part": "without random draws nothing differs: the key depends on the {part} "
     "(axis_index, or the number of a microbatch, folded in). Use the same key for all {parts} of a "
     f"step, and draw for each row by {ROW_KEYS}.",
-    "causal mask": "sequences are cut at position {border}; position {position} {does} the token "
-    "at {token}, and on one device it {should}: the causal mask compares positions within the "
-    "parts. Add the offset of each part to the positions of queries and of keys.",
-    "positions": "each position sees the same tokens as on one device; losses are right before "
-    "position {border}, where sequences are cut, and wrong after it: positions (rotary angles, a "
-    "learned table) restart at 0 in each part. Add the offset of the part.",
-    "term by parts": "the loss, {actual:.7g}, has {times} term {index} of the loss, with {count} "
-    "{parts}: the term is added once for each {part}, or divided by their number. A term is a Mean "
-    "with its own weight, divided by the weight of all rows.",
+    "positions": "the loss differs, and sequences are cut into {times} parts: each part counts "
+    "positions from 0, for its causal mask, its rotary angles or a learned table. Add the offset "
+    "of the part to the positions of queries and of keys.",
+    "term by parts": "the loss is {off:.3g} off by term {index} of the loss, with {count} {parts}: "
+    "the term is added once for each {part}, or divided by their number. A term is a Mean with its "
+    "own weight, divided by the weight of all rows.",
     "mean of means (step)": "the {what} is the mean of the {count} {parts}' own means, in which "
     "rows of a smaller {part} count more. Sum totals and weights over all {parts}, then divide.",
     "double sum": "the {what} is {count} times that of one device, with {count} {parts}: a sum "
@@ -188,8 +174,6 @@ STEPS = {
     "their old values: weight decay is applied again for each {part}. Let the optimizer apply it, "
     "once per step.",
     "update": "the gradient is right and the parameters after the step are not: the update.",
-    "stale average": "{leaf} is behind by {factor:.3g} of the parameters' last step: it averages "
-    "the parameters from before the update. Average the updated parameters.",
     "statistics of one part": "{leaf} is the value of the {which} {part} alone: running statistics "
     "of the others are lost. Sum them as Means.",
     "state": "loss and gradient are right, and {leaf} of the next state is not.",

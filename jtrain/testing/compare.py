@@ -141,12 +141,12 @@ def _compare_states(actual: Any, expected: Any, parameters: Iterable[str]) -> Di
     trees: dict[str, tuple[dict[str, np.ndarray], dict[str, np.ndarray]]] = {}
     for i, leaves in enumerate((named_arrays(actual), named_arrays(expected))):
         for name, leaf in leaves.items():
-            trees.setdefault(state_tree_of(name, parameters), ({}, {}))[i][name] = leaf
+            trees.setdefault(_state_tree_of(name, parameters), ({}, {}))[i][name] = leaf
     each = [distance(found, wanted) for found, wanted in trees.values()]
     return max(each, key=lambda a: a.by, default=NOTHING)
 
 
-def state_tree_of(name: str, parameters: Iterable[str]) -> str:
+def _state_tree_of(name: str, parameters: Iterable[str]) -> str:
     """Return the name of the state tree that holds a leaf.
 
     `opt_state/0/mu/blocks/0/kernel` gives `opt_state/0/mu` if `blocks/0/kernel` is a parameter.

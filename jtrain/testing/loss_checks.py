@@ -17,7 +17,7 @@ from jtrain.testing.compare import Distances, compare_results, flatten
 from jtrain.testing.float64 import unless_opaque
 from jtrain.testing.flow import facts_of
 from jtrain.testing.purity import explain_impurity
-from jtrain.testing.report import SINGLE, Comparison, is_far, judge
+from jtrain.testing.report import Comparison, is_far, judge
 from jtrain.testing.splits import (
     NUMBERS_OF_A_ROW,
     SumSplit,
@@ -28,7 +28,7 @@ from jtrain.testing.splits import (
     split_rows,
 )
 from jtrain.testing.sums import FROZEN, RowSums, Sums, add_sums, perturb, scale_rows
-from jtrain.testing.why_numbers import TIMES, explain_few_bits, explain_nonfinite, explain_rounding
+from jtrain.testing.why_numbers import explain_few_bits, explain_nonfinite, explain_rounding
 from jtrain.testing.why_rows import adds_up, explain_dropped, explain_split
 from jtrain.train.check_batch.labels import (
     OutOfRangeValue,
@@ -62,7 +62,6 @@ def compare_loss(
     checks = _LossChecks(case, [] if not_compared is None else not_compared)
     first = {
         "called twice": checks.called_twice,
-        "eager": checks.eager,
         "indexes": checks.indexes,
         "finite": checks.finite,
         "half of the rows": checks.on_half,
@@ -99,38 +98,6 @@ class _LossChecks:
     def called_twice(self, name: str) -> Comparison:
         """Compare two traces and check for side effects."""
         return Comparison.explained(name, explain_impurity(self.case), None)
-
-    def eager(self, name: str) -> Comparison:
-        """Compare the loss without `jit` with the compiled one.
-
-        On half of the rows, because other comparisons compile for the same number. If both differ
-        by more than float32's tolerance, each is compared with float64.
-        """
-        case = self.case
-        batch = case.batch if case.half_error else case.half_batch
-        sums, exact = (
-            dataclasses.replace(each, frozen=None, draws=True)
-            for each in (self.single, self.double)
-        )
-        compiled = sums.add([batch])
-
-        def eager() -> Any:
-            with jax.disable_jit():
-                return dataclasses.replace(sums, programs={}).add([batch])
-
-        result = eager()
-        off = compare_results(result, compiled)
-        if off.largest <= SINGLE:
-            return Comparison(name, "ok", off)
-        right = unless_opaque(lambda: exact.add([batch]))
-        if right is not None and result.finite == compiled.finite:
-            allowed = max(SINGLE, TIMES * compare_results(compiled, right).largest)
-            if compare_results(result, right).largest <= allowed:
-                return Comparison(name, "rounding", off)
-        if (found := explain_impurity(case)) is None:
-            again = compare_results(eager(), eager()).largest > 0
-            found = cause("not a function" if again else "another program under jit")
-        return Comparison.explained(name, found, off)
 
     def indexes(self, name: str) -> Comparison | None:
         """Compare the loss with that for an integer in range, if one is out of range."""

@@ -38,8 +38,6 @@ class SideEffects:
     """Functions of `HOST` that a call asked for a number of its process."""
     shift: int = 0
     """Added to these numbers: another process would get others."""
-    on_call: Callable[[], object] = lambda: None
-    """Called before each trace of a loss."""
 
     def record(self, loss: LossFn | Stateful) -> LossFn | Stateful:
         """Return the loss with each call recorded."""
@@ -56,7 +54,6 @@ class SideEffects:
 
         def call(*args: Any) -> Any:
             drawn, before = _generators(), leaves_of(args)
-            self.on_call()
             try:
                 with contextlib.ExitStack() as stack:
                     for module, name in HOST:

@@ -63,52 +63,39 @@ class StepVariant(NamedTuple):
     change: Callable[[Loss], Loss] = lambda loss: loss  # applied to the loss
 
 
-class CompiledStep:
-    """The first step of a case, compiled once."""
-
-    def __init__(self, case: LossCase, variant: StepVariant, make: MakeStep):
-        self.case, self.variant, strategy = case, variant, variant.strategy
-        loss = variant.change(case.loss.build(strategy.placement if strategy else Unplaced()))
-        params = init_first_state(case).params
-        more = {"sharding": strategy.gradient_sharding(params, case.dims)} if strategy else {}
-        step = make(
-            loss,
-            observe_optimizer(case.optimizer),
-            microbatches=variant.microbatches,
-            rows_interact=case.rows_interact,
-            psum=strategy.psum if strategy else None,
-            ragged=not case.mask_error,
-            **more,
-        )
-        plain = not variant.double and variant.frozen is None
-        self._step = step if plain else widen(step, floats=variant.double, frozen=variant.frozen)
-        self._program = None
-
-    def __call__(self, batch: Any) -> StepResult:
-        """Return the result of a step from the first state."""
-        variant, strategy = self.variant, self.variant.strategy
-        with jax.enable_x64(variant.double):
-            state, rows = init_first_state(self.case), dict(batch)
-            if variant.double:
-                state, rows = to_float64((state, rows))
-            state = jax.tree.map(jnp.asarray, state)  # anew, because the step donates its input
-            if strategy:
-                state = jax.device_put(state, strategy.shardings(state, self.case.dims))
-                rows = strategy.place(jax.device_get(rows))
-            if self._program is None:
-                self._program = (
-                    strategy.compile(self._step, state, rows, returns_state=True)
-                    if strategy
-                    else jax.jit(self._step, donate_argnums=0 if variant.donate else ())
-                )
-            state, metrics = jax.device_get(self._program(state, rows))
-        return StepResult(
-            loss=float(np.ravel(metrics["loss"].value())[0]),
-            gradient=state.opt_state.gradient,
-            state=state_trees(state),
-            metrics=flatten_metrics({n: m for n, m in metrics.items() if n not in OWN}),
-            calls=int(state.opt_state.calls),
-        )
+def take_step(case: LossCase, variant: StepVariant, make: MakeStep, batch: Batch) -> StepResult:
+    """Compile a step of a case, and return its result from the first state."""
+    first, strategy = init_first_state(case), variant.strategy
+    loss = variant.change(case.loss.build(strategy.placement if strategy else Unplaced()))
+    more = {"sharding": strategy.gradient_sharding(first.params, case.dims)} if strategy else {}
+    step = make(
+        loss,
+        observe_optimizer(case.optimizer),
+        microbatches=variant.microbatches,
+        rows_interact=case.rows_interact,
+        psum=strategy.psum if strategy else None,
+        ragged=not case.mask_error,
+        **more,
+    )
+    if variant.double or variant.frozen is not None:
+        step = widen(step, floats=variant.double, frozen=variant.frozen)
+    with jax.enable_x64(variant.double):
+        state, rows = to_float64((first, dict(batch))) if variant.double else (first, dict(batch))
+        state = jax.tree.map(jnp.asarray, state)  # anew, because the step donates its input
+        if strategy:
+            state = jax.device_put(state, strategy.shardings(state, case.dims))
+            rows = strategy.place(jax.device_get(rows))
+            program = strategy.compile(step, state, rows, returns_state=True)
+        else:
+            program = jax.jit(step, donate_argnums=0 if variant.donate else ())
+        state, metrics = jax.device_get(program(state, rows))
+    return StepResult(
+        loss=float(np.ravel(metrics["loss"].value())[0]),
+        gradient=state.opt_state.gradient,
+        state=state_trees(state),
+        metrics=flatten_metrics({n: m for n, m in metrics.items() if n not in OWN}),
+        calls=int(state.opt_state.calls),
+    )
 
 
 @functools.lru_cache(maxsize=4)
@@ -173,31 +160,23 @@ def redo_update(case: LossCase, actual: StepResult, expected: StepResult) -> Ste
 
 
 class Steps:
-    """The compiled steps of a case: of its own `make`, and of jtrain's on one device."""
+    """The steps of a case: of its own `make`, and of jtrain's on one device."""
 
     def __init__(self, case: LossCase):
         self.case = case
         self.batch = dict(case.batch) if case.mask_error else make_ragged(case.batch)
-        # One device's steps serve all comparisons; those of a variant only its own.
-        self._one_device = functools.cache(lambda x: CompiledStep(case, x, make_step))
-        self._own = functools.lru_cache(2)(lambda x: CompiledStep(case, x, case.make))
-        self._expected = functools.cache(lambda x: self._one_device(x)(self.batch))
+        self.sums = Sums(case=case)
+        # One device's result serves all comparisons.
+        self._expected = functools.cache(lambda x: take_step(case, x, make_step, self.batch))
 
-    def own(self, variant: StepVariant) -> CompiledStep:
-        """Return the step of the case's `make`."""
-        return self._own(variant)
-
-    def one_device(self, variant: StepVariant) -> CompiledStep:
-        """Return the step of one device with the same loss, numbers and draws."""
-        return self._one_device(_on_one_device(variant))
+    def actual(self, variant: StepVariant) -> StepResult:
+        """Return the result of the step of the case's `make`."""
+        return take_step(self.case, variant, self.case.make, self.batch)
 
     def expected(self, variant: StepVariant) -> StepResult:
-        """Return the result of one device."""
-        return self._expected(_on_one_device(variant))
-
-
-def _on_one_device(variant: StepVariant) -> StepVariant:
-    return variant._replace(strategy=None, microbatches=1, donate=False)
+        """Return the result of one device with the same loss, numbers and draws."""
+        one_device = variant._replace(strategy=None, microbatches=1, donate=False)
+        return self._expected(one_device)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -213,7 +192,7 @@ class SplitStep:
     @functools.cached_property
     def actual(self) -> StepResult:
         """Result of the step."""
-        return self.steps.own(self.variant)(self.steps.batch)
+        return self.steps.actual(self.variant)
 
     @functools.cached_property
     def expected(self) -> StepResult:
@@ -245,8 +224,7 @@ class SplitStep:
 
     def each_part(self, weights: Sequence[float] | None = None) -> list[RowSums]:
         """Return the sums of each part, divided by its own weights or by these."""
-        sums = Sums(case=self.steps.case)
-        return [sums(part, weights) for part in self.parts]
+        return [self.steps.sums(part, weights) for part in self.parts]
 
 
 Layout: TypeAlias = Any  # a value of `jtrain.parallel.Layout`, or a strategy

@@ -161,46 +161,33 @@ class Sums:
             for a, b in pairs
         )
 
-    def rows_interact(
-        self, name: str, batch: Batch | None = None, group: np.ndarray | None = None
-    ) -> bool:
+    def rows_interact(self, name: str, batch: Any = None, group: np.ndarray | None = None) -> bool:
         """Return whether the contents of one row change what another row adds to a mean.
+
+        The rows of two groups are changed in turn. If rows do not interact, changing one group
+        changes a sum by the same amount for any contents of the other group: its second difference
+        is 0. Positions, row numbers, masks and draws stay the same, so they have no effect.
 
         Args:
             name: the mean.
             batch: the rows; by default those of the experiments.
             group: the rows of one group, bool b; by default half of the rows that count.
         """
-        return max(self._interaction(name, batch, group)) > self.close
-
-    def weights_interact(self, name: str) -> bool:
-        """Return whether the contents of one row change the weight of another row."""
-        return self._interaction(name)[-1] > self.close
-
-    def _interaction(
-        self, name: str, batch: Any = None, group: np.ndarray | None = None
-    ) -> list[float]:
-        """Return the largest relative second difference of the total, and that of the weight.
-
-        The rows of two groups are changed in turn. If rows do not interact, changing one group
-        changes a sum by the same amount for any contents of the other group. Positions, row
-        numbers, masks and draws stay the same, so they have no effect.
-        """
         batch = self.batch if batch is None else batch
         draw, real = np.random.default_rng(0), np.flatnonzero(batch["mask"])
         first = np.isin(np.arange(len(batch["mask"])), real[: (len(real) + 1) // 2])
         one = first if group is None else group
         two = batch["mask"] & ~one
-        largest = [0.0, 0.0]
         for turn in range(TURNS):
             at = replace(self, params=perturb(self.params, turn)) if turn % 2 else self
             other = draw.choice(len(batch["mask"]), len(batch["mask"]))
             changed = [with_contents(batch, other, which) for which in (one, two, one | two)]
             means_at = [at(rows, self._ones).named[name] for rows in (batch, *changed)]
-            for i, (a, b, c, d) in enumerate(zip(*map(_parts, means_at), strict=True)):
-                with np.errstate(invalid="ignore", over="ignore"):
-                    largest[i] = max(largest[i], _relative(a - b - c + d, [a, b, c, d]))
-        return largest
+            with np.errstate(invalid="ignore", over="ignore"):
+                for a, b, c, d in zip(*map(_parts, means_at), strict=True):
+                    if _relative(a - b - c + d, [a, b, c, d]) > self.close:
+                        return True
+        return False
 
     def depends_on_rows(self, name: str, batch: Batch, which: np.ndarray) -> bool:
         """Return whether a mean depends on the contents of the rows `which`, bool b."""

@@ -24,7 +24,7 @@ def test_all_comparisons_of_a_config_hold(tmp_path: Path, capfd):
     assert found["ok"] is True
     assert "4 of the" in found["what"]
     checks = {check["check"]: check for check in found["checks"]}
-    names = {"eager", "padded", "2 microbatches", "shard_map on 2", "fsdp on 2 (zero 3)"}
+    names = {"padded", "2 microbatches", "shard_map on 2", "fsdp on 2 (zero 3)"}
     assert names <= set(checks)
     assert all(check["verdict"] in {"ok", "rounding"} for check in found["checks"])
     assert checks["padded"]["float64"]["gradient"] < 1e-12

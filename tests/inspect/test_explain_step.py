@@ -1,7 +1,6 @@
 """`jtrain explain`: FLOPs and saved arrays agree with JAX; why a step compiled again."""
 
 import json
-import re
 import time
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from jtrain.inspect.explain.explain import Explanation, explain
 from jtrain.inspect.explain.modules import select_modules
 from jtrain.inspect.explain.operations import list_operations, parse_scope
 from jtrain.inspect.explain.residuals import list_residuals
-from jtrain.inspect.explain.text import render_page
 from jtrain.inspect.plan.collectives import collectives_of
 from jtrain.inspect.plan.hlo import HloProgram
 from jtrain.train.program import set_up
@@ -123,14 +121,8 @@ def test_an_unknown_module_gets_the_nearest_name(plain):
         select_modules(plain.modules, "zzz")
 
 
-def test_the_page_is_complete_by_itself(plain):
-    page = render_page(plain)
-    assert not re.search(r"<script|src=|href=|url\((?!#)|@import|https?://(?!www\.w3\.org)", page)
-    assert "qkv x 2" in page
-
-
 @pytest.mark.thorough
-def test_collectives_and_fusions_are_those_of_the_program():
+def test_collectives_are_those_of_the_program():
     program = set_up(config_of(CONFIG, [*SMALL, "parallel={kind: fsdp, devices: 4, min_size: 0}"]))
     found, _, hlo = explain(program)
     compiled = found.compiled
@@ -141,8 +133,6 @@ def test_collectives_and_fusions_are_those_of_the_program():
     )
     assert sum(c.sent for c in compiled.collectives) == sent > 0
     assert any(c.module.startswith("blocks/*") for c in compiled.collectives)
-    assert sum(f.fusions for f in compiled.fusions) == len(re.findall(r" fusion\(", hlo))
-    assert any(f.module.startswith("optimizer") for f in compiled.fusions)
 
 
 @pytest.mark.thorough

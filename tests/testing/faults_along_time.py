@@ -74,8 +74,8 @@ def over_time(wrong=""):
 
 # The fault, its cause, and words of the explanation.
 FAULTS = {
-    "causal mask of the part": ("within", "causal mask", "does not see"),
-    "causal mask that hides other parts": ("parts", "causal mask", "does not see"),
-    "causal mask a position too far at the border": ("border", "causal mask", "sees the token"),
-    "rotary positions that restart": ("positions", "positions", "restart at 0 in each part"),
+    "causal mask of the part": ("within", "positions", "its causal mask"),
+    "causal mask that hides other parts": ("parts", "positions", "its causal mask"),
+    "causal mask a position too far at the border": ("border", "positions", "its causal mask"),
+    "rotary positions that restart": ("positions", "positions", "Add the offset"),
 }

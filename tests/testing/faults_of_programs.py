@@ -201,12 +201,6 @@ def weighted_by_position(params, batch, rng):
     return Mean.of(errors(params, batch) * position, batch["mask"])
 
 
-def tracing(params, batch, rng):
-    """Return another loss under tracing."""
-    traced = isinstance(batch["x"] + 1, jax.core.Tracer)
-    return good(params, batch | {"x": batch["x"] * (2 if traced else 1)}, rng)
-
-
 def scaled_by_devices(params, batch, rng):
     return jax.device_count() * good(params, batch, rng)
 
@@ -214,10 +208,6 @@ def scaled_by_devices(params, batch, rng):
 def groups_of_four(params, batch, rng):
     rows = len(batch["mask"]) // 4 * 4
     return Mean.of(errors(params, batch)[:rows], batch["mask"][:rows])
-
-
-def weighted_by_the_last_row(params, batch, rng):
-    return Mean.of(errors(params, batch) * batch["row"] / batch["row"].max(), batch["mask"])
 
 
 @stateful
@@ -231,10 +221,8 @@ PLACES = {
     "batch norm over hidden rows": Planted(batch_norm_over_hidden_rows,
         "hidden rows in a statistic", "a statistic over rows that includes them", BATCH),
     "weights from the position": Planted(weighted_by_position, "position", "`batch['row']`"),
-    "another program under jit": Planted(tracing, "another program under jit", "when it is traced"),
     "devices": Planted(scaled_by_devices, "numbers of the host", "jax.device_count()"),
     "rows in groups of four": Planted(groups_of_four, "rows dropped", "leaves out row"),
-    "numbers of other rows": Planted(weighted_by_the_last_row, "row numbers", "`batch['row']`"),
     "whether any row is positive": Planted(any_above_0, "function of a sum",
         "the leaf 'above' of extra", {"extra": {"above": jnp.float32(0)}}),
 }  # fmt: skip

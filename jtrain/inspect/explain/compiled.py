@@ -1,10 +1,8 @@
-"""Fusions and collectives of a compiled step, by module."""
+"""Collectives of a compiled step, by module."""
 
-import collections
 import dataclasses
-import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from jtrain.inspect.explain.operations import grouped_path, parse_scope
 from jtrain.inspect.plan.collectives import (
@@ -16,27 +14,7 @@ from jtrain.inspect.plan.collectives import (
 )
 from jtrain.inspect.plan.compile import CompiledStep
 from jtrain.inspect.plan.hlo import HloProgram
-from jtrain.inspect.plan.op_costs import fusion_outputs
 from jtrain.inspect.plan.schedule import mark_overlapped
-
-# Instructions that compute nothing: they name, pass on or view other values.
-_NO_WORK = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "call"}
-
-
-class Fusion(NamedTuple):
-    """Fusions of one kind in one module: operations that run as one loop over memory."""
-
-    module: str
-    kind: str
-    """As XLA names it: kLoop, kInput, kOutput, kCustom."""
-    operations: str
-    """The most frequent operations inside."""
-    fusions: int = 0
-    """Fusions in the program."""
-    times: int = 0
-    """Runs in a step."""
-    written: int = 0
-    """Bytes that they write in a step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +26,6 @@ class CompiledProgram:
     """Bytes on a device: arguments, temporaries, output, aliased."""
     seconds: float
     """Seconds of lowering and compiling."""
-    instructions: int = 0
-    """Instructions that run, outside of fusions; a loop's body counts once."""
-    fused: int = 0
-    """Operations inside fusions."""
-    fusions: tuple[Fusion, ...] = ()
-    """The ones that write most first."""
     collectives: tuple[CollectiveRow, ...] = ()
     unread: tuple[str, ...] = ()
     """Parts of the program that could not be read."""
@@ -62,9 +34,6 @@ class CompiledProgram:
         """Return the contents as JSON values."""
         return {
             "platform": self.platform,
-            "instructions": self.instructions,
-            "fused_operations": self.fused,
-            "fusions": [fusion._asdict() for fusion in self.fusions],
             "collectives": [each._asdict() for each in self.collectives],
             "memory": dict(self.memory),
             "seconds": round(self.seconds, 1),
@@ -81,7 +50,6 @@ def read_compiled(
     found = CompiledProgram(platform, memory, seconds, unread=unread)
     try:
         program = HloProgram(step.text)
-        found = _with_fusions(found, program)
         traffic = collectives_of(program, mesh)
         collectives = mark_overlapped(traffic.collectives, program, mesh)
     except NOT_UNDERSTOOD as error:
@@ -100,45 +68,6 @@ def operation_modules(text: str) -> dict[str, str]:
         each.name: _module(each.quoted("op_name")) for c in computations for each in c.values()
     }
     return {name: module for name, module in modules.items() if module != "-"}
-
-
-def _with_fusions(found: CompiledProgram, program: HloProgram) -> CompiledProgram:
-    """Return the program with its fusions, and counts of instructions inside and outside."""
-    inside = {
-        name
-        for computation in program.computations.values()
-        for instruction in computation.values()
-        if instruction.operation == "fusion"
-        for name in instruction.called.get("calls", ())
-    }
-    sums: dict[tuple[str, str, str], Fusion] = {}
-    instructions = fused = 0
-    for run in program.walk():
-        if run.within in inside:
-            continue
-        each = run.instruction
-        instructions += each.operation not in _NO_WORK
-        if each.operation != "fusion":
-            continue
-        contents = collections.Counter(
-            part.operation
-            for name in each.called.get("calls", ())
-            for part in program.computations[name].values()
-            if part.operation not in _NO_WORK
-        )
-        fused += contents.total()
-        outputs = fusion_outputs(program, each)
-        kind = re.search(r"kind=(\w+)", each.attributes)
-        most = ", ".join(operation for operation, _ in contents.most_common(3))
-        key = (_module(each.quoted("op_name")), kind[1] if kind else "", most)
-        one = sums.get(key, Fusion(*key))
-        sums[key] = one._replace(
-            fusions=one.fusions + 1,
-            times=one.times + run.times,
-            written=one.written + run.times * sum(out.num_bytes for out in outputs),
-        )
-    fusions = tuple(sorted(sums.values(), key=lambda fusion: -fusion.written))
-    return dataclasses.replace(found, instructions=instructions, fused=fused, fusions=fusions)
 
 
 def _module(name: str) -> str:

@@ -117,29 +117,12 @@ def format_residuals(groups: Sequence[Residual], found: Explanation, most: int |
 
 
 def format_compiled(compiled: CompiledProgram, most: int | None) -> list[str]:
-    """Return the tables of fusions and collectives."""
+    """Return the memory of the compiled program, and the table of its collectives."""
+    memory = ", ".join(f"{name} {format_bytes(size)}" for name, size in compiled.memory.items())
     lines = [
-        f"compiled for {compiled.platform} in {format_seconds(compiled.seconds)}: "
-        f"{compiled.instructions:,} instructions; "
-        f"{sum(f.fusions for f in compiled.fusions):,} of them fusions of {compiled.fused:,} "
-        f"operations",
-        ", ".join(f"{name} {format_bytes(size)}" for name, size in compiled.memory.items())
-        + " on a device",
+        f"compiled for {compiled.platform} in {format_seconds(compiled.seconds)}",
+        f"{memory} on a device",
     ]
-    if compiled.fusions:
-        head = ("fusion", "kind", "count", "runs", "writes", "operations inside")
-        rows = [
-            (
-                f.module,
-                f.kind,
-                f"{f.fusions}",
-                f"{f.times:,}",
-                format_bytes(f.written),
-                f.operations,
-            )
-            for f in compiled.fusions
-        ]
-        lines += ["", *_table(head, rows, most, right=(2, 3, 4))]
     if compiled.collectives:
         head = ("collective", "axes", "runs", "sends", "module")
         rows = [

@@ -132,7 +132,7 @@ def _bytes(program: HloProgram, within: str, instruction: Instruction) -> tuple[
     if operation == "fusion":
         inputs = _operands(instruction, scope)
         moved = _read_inputs(program, instruction.called["calls"][0], inputs)
-        moved += fusion_outputs(program, instruction)
+        moved += _fusion_outputs(program, instruction)
     elif operation == "copy-start":  # (target, source, context)
         moved = outputs[:2]
     elif operation == "async-start":
@@ -147,7 +147,7 @@ def _bytes(program: HloProgram, within: str, instruction: Instruction) -> tuple[
     return sum(array.num_bytes for array in moved if array.space == DEVICE), on_host
 
 
-def fusion_outputs(program: HloProgram, fusion: Instruction) -> list[ArrayShape]:
+def _fusion_outputs(program: HloProgram, fusion: Instruction) -> list[ArrayShape]:
     """Return the arrays that a fusion writes; of one that it updates in place, the update."""
     name = fusion.called["calls"][0]
     inside, root, written = program.computations[name], program.roots[name], []
