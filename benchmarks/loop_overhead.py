@@ -264,7 +264,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     given = parser.parse_args()
     if unknown := [case for case in given.cases if case not in CASES]:
-        parser.error(f"{unknown[0]} is no case; there is {', '.join(CASES)}")
+        parser.error(f"{unknown[0]} is not a case; there is {', '.join(CASES)}")
     print(machine())
     for case in given.cases or CASES:
         with contextlib.ExitStack() as stack:

@@ -139,7 +139,7 @@ def processor(begin: Callable[[int], Iterator[Any]], batches: int) -> float:
             pass
         return _processor_seconds() - before
 
-    spent(1)  # what is imported at the first use is no part of it
+    spent(1)  # what is imported at the first use is not part of it
     few = spent(WORKERS)
     return (spent(WORKERS + batches) - few) / (batches * ROWS) * 1e3
 

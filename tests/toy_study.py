@@ -69,7 +69,7 @@ class Model:
     def __post_init__(self):
         if self.width % self.heads:
             lower = self.width // self.heads * self.heads
-            words = f"width {self.width} is no multiple of heads, {self.heads}; nearest {lower}"
+            words = f"width {self.width} is not a multiple of heads, {self.heads}; nearest {lower}"
             raise ValueError(words)
 
 

@@ -85,5 +85,5 @@ def bytes_of(found: list[Collective]) -> int:
 
 
 def near(got: float, want: float, within: float = 0.05) -> bool:
-    """Whether they are no farther apart than this share of `want`."""
+    """Whether they are not farther apart than this share of `want`."""
     return abs(got / want - 1) <= within

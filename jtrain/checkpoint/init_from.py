@@ -68,7 +68,7 @@ class WeightsPlan:
         """
         leaves = _named(*weights)
         direct = {n: stored for n, stored in self.loaded.items() if n not in self.transposed}
-        # A transposed leaf goes through the host: shards of the source are no shards of the leaf.
+        # A transposed leaf goes through the host: shards of the source are not shards of the leaf.
         requests = {stored: _struct(leaves[n]) for n, stored in direct.items()}
         requests |= {self.loaded[n]: self.source.found[self.loaded[n]] for n in self.transposed}
         arrays = self.source.read(requests)

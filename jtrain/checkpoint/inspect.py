@@ -47,7 +47,7 @@ def find_checkpoint(path: str) -> tuple[Path, int | None]:
     folders = filter(directory_entries.has_checkpoint, RUNS.glob("*/checkpoints"))
     runs = sorted(folder.parent.name for folder in folders)
     raise CheckpointError(
-        f"{path} is no run with a checkpoint, and no checkpoint. In runs/ there is "
+        f"{path} is neither a run with a checkpoint nor a checkpoint. In runs/ there is "
         f"{', '.join(runs) or 'none'}{did_you_mean(Path(path).name, runs)}; write the name of a "
         f"run, or the path of a checkpoint: runs/NAME/checkpoints/STEP."
     )

@@ -88,7 +88,7 @@ def find_faults(
         share: as `seal_faults` takes it.
 
     Raises:
-        UnreachableError: if the system does not let it be read, which is no damage.
+        UnreachableError: if the system does not let it be read, which is not damage.
     """
     path = directory / str(step)
     try:
@@ -99,7 +99,7 @@ def find_faults(
     except LinkError as error:
         return [error.strerror or ""]
     except NotADirectoryError:
-        return ["is no folder"]
+        return ["is not a folder"]
     except FACTS as error:  # deleted since the listing
         missing = isinstance(error, FileNotFoundError)
         return ["is missing" if missing else f"cannot be read ({error.strerror})"]
@@ -215,12 +215,12 @@ def commit(written: Path, record: Mapping[str, Any], run: str = "") -> None:
 
 
 def check_json(about: Mapping[str, Any]) -> None:
-    """Raise CheckpointError if what is recorded with a checkpoint is no JSON."""
+    """Raise CheckpointError if what is recorded with a checkpoint is not JSON."""
     try:
         json.dumps(dict(about))
     except (TypeError, ValueError) as error:
         raise CheckpointError(
-            f"the `about` of a checkpoint is stored as JSON, and this is no JSON: {error}. "
+            f"the `about` of a checkpoint is stored as JSON, and this is not JSON: {error}. "
             f"Use text, numbers, lists and dicts; float(x) converts an array to a number."
         ) from None
 

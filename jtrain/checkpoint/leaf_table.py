@@ -26,7 +26,7 @@ def flatten(state: Any) -> dict[str, Leaf]:
     """Return each leaf by its name, keys as uint32 (..., n).
 
     Raises:
-        CheckpointError: if a leaf is no array, or two leaves have one name.
+        CheckpointError: if a leaf is not an array, or two leaves have one name.
     """
     leaves = jax.tree_util.tree_leaves_with_path(state)
     flat: dict[str, Leaf] = {}
@@ -70,7 +70,7 @@ def parse_leaf(described: str) -> jax.ShapeDtypeStruct:
         dtype, _, shape = described.partition("[")
         dims = tuple(parse_json(f"[{shape}", depth=1))
         if not all(type(dim) is int and 0 <= dim < 2**63 for dim in dims):
-            raise ValueError(f"{dims} is no shape")
+            raise ValueError(f"{dims} is not a shape")
         if dtype.startswith("key<"):
             return jax.ShapeDtypeStruct((*dims, 2 if dtype == "key<fry>" else 4), jnp.uint32)
         return jax.ShapeDtypeStruct(dims, jnp.dtype(dtype))

@@ -215,7 +215,7 @@ def _unwritable_error(path: Path, error: OSError) -> CheckpointError:
     other = os.path.lexists(path) and (os.path.islink(path) or not os.path.isfile(path))
     if other and error.filename == str(path):
         return CheckpointError(
-            f"{path} should name the writer, and is no file ({error.strerror}). Remove it: "
+            f"{path} should name the writer, and is not a file ({error.strerror}). Remove it: "
             f"rm -r {path}"
         )
     return layout.unwritable_error(path.parent, error)

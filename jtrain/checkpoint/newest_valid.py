@@ -139,9 +139,9 @@ def replica_error(step: int, found: Sequence[str]) -> DeviceError:
 
 
 def _describe_strays(directory: Path, newest: int) -> list[str]:
-    """Return a line for each checkpoint after `newest` under a name that is no step."""
+    """Return a line for each checkpoint after `newest` under a name that is not a step."""
     return [
-        f"checkpoint {step} is in {directory} under the name {name}, which is no step: the run "
+        f"checkpoint {step} is in {directory} under the name {name}, which is not a step: the run "
         f"does not resume from it. To resume from it, stop this run, and: mv {directory / name} "
         f"{directory / str(step)}"
         for name, step in directory_entries.list_strays(directory)

@@ -54,7 +54,7 @@ def fetch(objects: ObjectStore, step: int, directory: Path) -> list[str]:
     try:
         for name in sizes:
             if {"", ".", ".."} & set(name.split("/")):  # `a//b` is a legal name of an object
-                return [f"{name}: is no file name of a checkpoint"]
+                return [f"{name}: is not a file name of a checkpoint"]
             objects.fetch(f"{CHECKPOINTS}/{step}/{name}", path / name)
         if faults := seal.seal_faults(path, step, full=True):
             return faults
@@ -129,7 +129,7 @@ def no_copy_error(objects: ObjectStore) -> CheckpointError:
     """Return the error for an address without a copy of a run."""
     names = ", ".join(sorted({name.partition("/")[0] for name in objects.sizes()})[:8])
     return CheckpointError(
-        f"{objects.address} is no copy of a run with a complete checkpoint; it has "
+        f"{objects.address} is not a copy of a run with a complete checkpoint; it has "
         f"{names or 'nothing'}. Name the address of the run: checkpoint.store and the name of the "
         f"run, s3://bucket/runs/NAME."
     )

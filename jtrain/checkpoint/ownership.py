@@ -37,7 +37,7 @@ def check_record(found: Any) -> None:
     best = record["best"]
     texts = [*record["leaves"].values(), *record["fingerprints"].values(), best.get("name", "")]
     if not all(isinstance(text, str) for text in texts):
-        raise ValueError("a leaf or a name is no text")
+        raise ValueError("a leaf or a name is not text")
     if not isinstance(best.get("value"), int | float | None):
         raise ValueError(f"its best value is {best['value']!r}, not a number")
 

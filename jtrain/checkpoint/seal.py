@@ -79,7 +79,7 @@ def seal_faults(
             reads the files beside them.
 
     Raises:
-        CheckpointError: if its format is unknown, which is no damage.
+        CheckpointError: if its format is unknown, which is not damage.
     """
     try:
         content = _read(directory)

@@ -25,7 +25,7 @@ class ThreadTask:
         thread = threading.Thread(target=self._run, name="checkpoint", daemon=self._daemon)
         self._starting = True
         thread.start()
-        self._started.set()  # a thread that is slow to begin is no thread that never began
+        self._started.set()  # a thread that is slow to begin is not a thread that never began
 
     def ended(self) -> bool:
         """Return whether the function has returned or raised."""

@@ -155,7 +155,7 @@ def _export(args: argparse.Namespace) -> Found:
     out = Path(args.out or f"{directory.parent.name}-{step}.safetensors")
     if out.suffix != ".safetensors":
         raise UserError(
-            f"jtrain ckpt export: --out {out} is no file of tensors, whose name ends in "
+            f"jtrain ckpt export: --out {out} is not a file of tensors, whose name ends in "
             f".safetensors. Write --out {out.with_suffix('.safetensors')}"
         )
     return *export_safetensors(directory, step, out, everything=args.all), 0

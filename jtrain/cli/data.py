@@ -89,7 +89,7 @@ def _tokenizing(word: str, vocab: str | None) -> Tokenizing:
     if word == "bpe":
         if vocab is not None and not (vocab.isdigit() and int(vocab)):
             raise ConfigError(
-                f"jtrain data prepare: --vocab {vocab} is no number of tokens; write --vocab 4096"
+                f"jtrain data prepare: --vocab {vocab} should be a number of tokens, like 4096"
             )
         return BytePairTokens() if vocab is None else BytePairTokens(vocab=int(vocab))
     if vocab is not None:

@@ -44,7 +44,7 @@ def _checks(text: str) -> Sequence[str]:
     for name in names:
         if name not in CHECKS:
             raise UserError(
-                f"jtrain doctor: --only {name} is no check; the checks are "
+                f"jtrain doctor: --only {name} is not a check; the checks are "
                 f"{', '.join(CHECKS)}{did_you_mean(name, CHECKS)}"
             )
     return names

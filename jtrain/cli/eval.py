@@ -53,7 +53,7 @@ def _watch(args: argparse.Namespace) -> int:
         )
     if not 0 <= args.timeout < math.inf:
         raise UserError(
-            f"jtrain eval: --timeout {args.timeout:g} is no number of seconds from 0 on"
+            f"jtrain eval: --timeout {args.timeout:g} is not a number of seconds from 0 on"
         )
 
     from jtrain.distributed.shutdown import NotedSignals

@@ -70,7 +70,7 @@ def _check(folder: Path, name: str) -> None:
 def _find_name_trouble(name: str) -> str:
     """Return why an experiment cannot have the name; empty if it can."""
     if not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII) or keyword.iskeyword(name):
-        return "which is no name of a Python module"
+        return "which is not a name of a Python module"
     if name == PACKAGE or name in {*shipped_experiments(), *shipped_configs()}:
         return "which is taken: jtrain comes with one of that name"
     return ""
@@ -97,7 +97,7 @@ def _arguments() -> Arguments:
         "Write a project of your own into a new folder: an experiment, its config, its test, a\n"
         "README. It runs as it is; change the data, the model and the loss in it.",
         "my_study                   experiments/my_study.py, configs/my_study.yaml ...",
-        "work/2027-01 --name rings  a folder whose name is no name of a module",
+        "work/2027-01 --name rings  a folder whose name is not a name of a module",
     )
     parser.add_argument("folder", metavar="DIR", help="a folder that is new or empty")
     words = "the name of the experiment and its config; default the folder's name"

@@ -121,6 +121,6 @@ def _check_numbers(args: Any) -> None:
         )
     if args.memory is not None and not 0 < args.memory < math.inf:
         raise UserError(
-            f"jtrain plan: --memory {args.memory:g} is no memory of a device; write it in GB: "
+            f"jtrain plan: --memory {args.memory:g} is not a memory of a device; write it in GB: "
             f"--memory 16."
         )

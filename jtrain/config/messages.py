@@ -77,8 +77,8 @@ def describe_unknown_key(
 
     `others` are the other kinds of the mapping that has the key.
     """
-    where = f" of {dotted(keys[:-1])}" if keys[:-1] else ""
-    return f"is no key{where}; it has {', '.join(allowed)}{_meant(keys, allowed, root, others)}"
+    known = f" of {dotted(keys[:-1])}; it has" if keys[:-1] else "; the keys are"
+    return f"is not a key{known} {', '.join(allowed)}{_meant(keys, allowed, root, others)}"
 
 
 def _meant(
@@ -325,7 +325,8 @@ def _find(want: FieldSchema, keys: list[str], dotted_key: str) -> Iterator[tuple
         around = dotted_key.split(".")[: -len(keys)]
         name = ".".join(around) or "a config"
         raise ConfigError(
-            f"{dotted_key}: {keys[0]} is no key of {name}; {allowed}{did_you_mean(keys[0], known)}"
+            f"{dotted_key}: {keys[0]} is not a key of {name}; {allowed}"
+            f"{did_you_mean(keys[0], known)}"
         )
     for kind, inner in having.items():
         for kinds, last in _find(inner, keys[1:], dotted_key):

@@ -250,7 +250,7 @@ class _Reading:
             if tag in {"str", "timestamp", "value", "merge"}:  # a date is text
                 yaml.value.encode()
                 return yaml.value
-            self._add_invalid_key(origin, keys, f"`!{tag}` is no data; write a number or a text")
+            self._add_invalid_key(origin, keys, f"`!{tag}` is not data; write a number or a text")
         # `!!int x`, `!!int` of nothing, a number of 5000 digits, half a character
         except (ValueError, KeyError, IndexError, TypeError, AttributeError):
             if tag == "int" and re.fullmatch("[-+]?[0-9]{19,}", yaml.value):

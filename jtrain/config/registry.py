@@ -73,7 +73,7 @@ class Registry:
         """Return the class of a kind that does not come with jtrain.
 
         Raises:
-            ConfigError: if there is none, it cannot be imported, or is no class of this registry.
+            ConfigError: if there is none, or it cannot be imported or is of another registry.
         """
         address = kind
         if ":" not in kind:
@@ -84,7 +84,7 @@ class Registry:
         cls = _load(address)
         if not (is_configclass(cls) and issubclass(cls, self.base)):
             base = f"{self.base.__module__}.{self.base.__name__}"
-            raise ConfigError(f"{address} is no @configclass over {base}, as {self.name} are")
+            raise ConfigError(f"{address} is not a @configclass over {base}, as {self.name} are")
         named = get_args(cls.__pydantic_fields__["kind"].annotation)
         if named and kind not in named:
             raise ConfigError(f"{address} has a `kind` of its own: leave that field out")

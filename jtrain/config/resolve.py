@@ -89,7 +89,7 @@ def resolve(
         schema = load_experiment(found)
     root, notes = resolve_kinds(FieldSchema(schema), root)
     config, more = check(schema, root)
-    known = {one.key for one in wrong}  # an unreadable value is no second mistake
+    known = {one.key for one in wrong}  # an unreadable value is not a second mistake
     raise_invalid([*wrong, *(one for one in more if one.key not in known)])
     assert config is not None, "what has no mistake is a config"
     raise_invalid(_problem(root, key, words, path) for key, words in config.problems())

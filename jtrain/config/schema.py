@@ -46,7 +46,7 @@ class FieldSchema:
 
     @classmethod
     def of(cls, annotation: Any) -> "FieldSchema":
-        """Return the schema of a type, such as `Optimizer`, that is no field's."""
+        """Return the schema of a type, such as `Optimizer`, that is not a field's."""
         return cls(annotation, registry=_registry(get_args(annotation)))
 
     @property

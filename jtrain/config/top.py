@@ -230,7 +230,7 @@ class BaseConfig:
                 near = _nearest_multiples(key, steps, self.steps_divisor)
                 yield (
                     key,
-                    f"{steps} is no multiple of steps_per_call, {self.steps_divisor}; {near}",
+                    f"{steps} is not a multiple of steps_per_call, {self.steps_divisor}; {near}",
                 )
 
 

@@ -265,7 +265,7 @@ def operations(fn: Callable[..., Any], *args: Any) -> set[str]:
 
 
 def computed_outputs(program: Program) -> list[Any]:
-    """Return shape and type of each output that is no input and no constant, each once."""
+    """Return shape and type of each output that is neither an input nor a constant, each once."""
     jaxpr, _ = open_jaxpr(program)
     given = {*jaxpr.invars, *jaxpr.constvars}
     return [x.aval for x in dict.fromkeys(_variables(jaxpr.outvars)) if x not in given]

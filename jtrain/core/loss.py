@@ -49,7 +49,7 @@ class LossOutput(NamedTuple):
 
 
 def sum_output(output: LossOutput, psum: Callable[[Any], Any]) -> LossOutput:
-    """Return the output of all rows: coefficients are no sums over rows."""
+    """Return the output of all rows: coefficients are not sums over rows."""
     terms = output.terms
     means, metrics, extra = psum(at_least_f32((terms.means, output.metrics, output.extra)))
     return LossOutput(Terms(means, terms.coefficients), metrics, extra)
@@ -207,7 +207,7 @@ def _changes(old: Extra, new: Extra) -> Extra:
         if is_mean(after) or after is before:
             return after if is_mean(after) else None
         raise LossError(
-            f"the leaf {name!r} of `extra` changes but is no Mean. Return "
+            f"the leaf {name!r} of `extra` changes but is not a Mean. Return "
             f"`jt.Mean(new * rows, rows)` with the rows it was computed from, or the leaf as it "
             f"was. (Take a jit off the loss: what went through it is another array.) For the "
             f"statistics of batch norm return `jtrain.models.mean_of_slices(extra, new, "

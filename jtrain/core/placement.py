@@ -73,7 +73,7 @@ class Placement(Protocol):
         """Return `mix(x, chosen, weights, *kernels)`, however rows and experts are sharded.
 
         `kernels` begin with the dim of the experts, and `dims` are the names of theirs. Of choices
-        that are no index into the kernels that it gets, `mix` makes zeros.
+        that are not an index into the kernels that it gets, `mix` makes zeros.
         """
         ...
 

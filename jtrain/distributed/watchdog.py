@@ -59,7 +59,7 @@ class Patience:
             if not 0 < number < float("inf") or (equals and name not in FLOORS):
                 why, meant = f"{part.strip()!r} is neither seconds nor PHASE=SECONDS", "."
                 if name and name not in FLOORS:
-                    why, meant = f"{name} is no phase", did_you_mean(name, FLOORS) or "."
+                    why, meant = f"{name} is not a phase", did_you_mean(name, FLOORS) or "."
                 raise UserError(
                     f"patience {text!r}: {why}; the phases are {', '.join(FLOORS)}{meant} Type "
                     f"--patience 60, or --patience step=60,eval=600"

@@ -285,7 +285,7 @@ TABLE = (
     _rule(
         "TypeError",
         "is not a valid JAX (array )?type|Cannot interpret value of type",
-        "gives JAX what is no array of numbers",
+        "gives JAX what is not an array of numbers",
         "Make it one: jnp.asarray(x), np.asarray(x) of a list, x.numpy() of a torch tensor.",
     ),
     AdviceRule("OSError", "", missing_path),

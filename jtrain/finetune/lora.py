@@ -132,8 +132,8 @@ class LowRankAdapter:
 
         Args:
             keys: of the rows, for dropout.
-            merged: add every term to its leaf. Leaves that are no kernel of a linear layer of this
-                package always are.
+            merged: add every term to its leaf. Those that are not the kernel of a linear layer of
+                this package always are.
         """
         dtype = jax.tree.leaves(params)[0].dtype
         indices = {name: index for index, name in enumerate(self.leaves)}
@@ -185,7 +185,7 @@ def build_adapter(
 
     Raises:
         ConfigError: if a pattern matches no matrix, the rank is larger than a dim of a matrix, or
-            there is dropout for a leaf that is no kernel of a linear layer.
+            there is dropout for a leaf that is not a kernel of a linear layer.
     """
     shapes = {name: leaf.shape for name, leaf in pytree.named_leaves(params).items()}
     stacks = {name: stacked_dims(name, dims) for name in shapes}
@@ -229,8 +229,8 @@ def _check(adapter: LowRankAdapter) -> None:
     if settings.dropout and other:
         raise ConfigError(
             f"lora.dropout={settings.dropout} drops inputs of linear maps by row, and {other[0]} "
-            f"is no kernel of a linear layer of jtrain's models ({len(other)} such leaves). Write "
-            f"lora.dropout=0, or leave them out of lora.on."
+            f"is not a kernel of a linear layer of jtrain's models ({len(other)} such leaves). "
+            f"Write lora.dropout=0, or leave them out of lora.on."
         )
 
 

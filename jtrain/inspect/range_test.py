@@ -52,7 +52,7 @@ def parse_rates(text: str) -> Rates:
         low = high = math.nan
     if not (0 < low < math.inf and 0 < high < math.inf):
         raise ConfigError(
-            f"--rates {text} is no range of learning rates; write --rates {LOW:g}:{HIGH:g}"
+            f"--rates {text} is not a range of learning rates; write --rates {LOW:g}:{HIGH:g}"
         )
     if low >= high:
         raise ConfigError(

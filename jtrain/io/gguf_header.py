@@ -148,7 +148,7 @@ class _Cursor:
                 self._pass(self.number("Q"))
             return None
         if kind != ARRAY or of not in SCALARS:
-            raise ValueError(f"a value of the type {of}, which is no number, no text and no list")
+            raise ValueError(f"a value of the type {of}, which is not a number, text or list")
         dtype = np.dtype(f"<{SCALARS[of]}")
         count = self.count(len(self.data), dtype.itemsize)
         first = self._pass(count * dtype.itemsize)

@@ -23,7 +23,7 @@ def clean(record: logging.LogRecord) -> bool:
     """Remove secrets and control characters from a record; a console prints it once.
 
     absl, which Orbax brings, gives the root a handler on stderr at its first message. While a run
-    prints its lines they go on only to handlers that are no console.
+    prints its lines they go on only to handlers that are not a console.
     """
     record.msg, record.args = escape_controls(redact(record.getMessage())), ()
     LOG.propagate = not _runs or not all(map(_is_console, logging.root.handlers))

@@ -19,7 +19,7 @@ _NAMES = (
     "access_token", "refresh_token", "bearer_token", "session_token", "id_token", "hf_token",
     "hub_token", "github_token",
 )  # fmt: skip
-_AMBIGUOUS = ("token", "key", "auth")  # secret if the value is no plain word or number
+_AMBIGUOUS = ("token", "key", "auth")  # secret if the value is not a plain word or number
 _SHAPES = (
     r"hf_[A-Za-z0-9]{16,}",  # Hugging Face
     r"gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}",  # GitHub
@@ -45,13 +45,13 @@ _NAMED = re.compile(
     r"(?P<value>\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'|[^\s,;&\"'}\])]+)",
     re.IGNORECASE | re.ASCII,
 )
-# Values of a key or token that are no secret: `image`, `<pad>`, `params/blocks/0/qkv`, `1e-3`.
+# Values of a key or token that are not a secret: `image`, `<pad>`, `params/blocks/0/qkv`, `1e-3`.
 _PART = r"(?:[^\W\d_]{1,20}\d{0,4}|\d{1,6})"
 _PLAIN = re.compile(
     r"[<\[({|][^\n]{0,30}[>\])}|]?|[^(\[]*[(\[].*|[\d.,e+-]*|\W{0,4}"
     rf"|[\W_]{{0,3}}{_PART}(?:[\W_]{{1,2}}{_PART})*[\W_]{{0,2}}"
 )
-# Words after a name in an error message: `model.secret: is no key`.
+# Words after a name in an error message: `model.secret: is not a key`.
 _PROSE = {
     "a", "an", "and", "are", "as", "by", "cannot", "does", "found", "had", "has", "how", "if",
     "in", "is", "it", "must", "needs", "no", "none", "not", "of", "one", "only", "or", "that",

@@ -70,7 +70,7 @@ def open_regular(
 
     Raises:
         LinkError: if the file, or a folder between it and `inside`, is a link.
-        OSError: if the file cannot be opened, or `path` is no regular file; `strerror` has its
+        OSError: if the file cannot be opened, or `path` is not a regular file; `strerror` has its
             kind.
     """
     # Without O_NONBLOCK, opening a named pipe waits until somebody opens its other end.

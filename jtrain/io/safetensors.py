@@ -135,7 +135,7 @@ def _parse_header(path: Path, text: np.ndarray, key: str = "") -> dict:
 
 def _broken_error(path: Path, what: str) -> CheckpointError:
     return CheckpointError(
-        f"{path} is no complete file of tensors: {what}. Download or write it again."
+        f"{path} is not a complete file of tensors: {what}. Download or write it again."
     )
 
 
@@ -159,7 +159,7 @@ def write_safetensors(
     """
     if path.suffix != SUFFIX:
         raise CheckpointError(
-            f"{path} is no file of tensors: its name ends in {path.suffix or 'nothing'}. "
+            f"{path} is not a file of tensors: its name ends in {path.suffix or 'nothing'}. "
             f"Name it {path.with_suffix(SUFFIX)}"
         )
     text, size = _encode_header(tensors, about)

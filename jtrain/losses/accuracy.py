@@ -79,7 +79,7 @@ def calibration(
     Confidence is the probability of the likeliest class. Both metrics have shape (bins,), weighted
     by the rows in each bin where `mask` is true. The bins are of equal width,
     (i / bins, (i + 1) / bins]. `expected_calibration_error` takes the metrics of all rows: the
-    error itself is no sum over rows.
+    error itself is not a sum over rows.
 
     Raises:
         LossError: if `bins` is not positive, or the shapes do not match.

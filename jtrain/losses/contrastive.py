@@ -42,7 +42,7 @@ def contrastive(
     exact = jax.lax.Precision.HIGHEST  # at a scale of 100, products in bfloat16 are 0.2 off
     similarity = scale * jnp.einsum("ld,rd->lr", left, right, precision=exact)
     own = jnp.arange(len(mask), dtype=jnp.int32)
-    # A hidden row is no candidate except for itself, so that nothing is infinite.
+    # A hidden row is not a candidate except for itself, so that nothing is infinite.
     candidates = (mask[:, None] & mask[None]) | (own[:, None] == own[None])
     similarity = jnp.where(candidates, similarity, -jnp.inf)
     to_columns = cross_entropy_per_label(similarity, own)
@@ -70,7 +70,7 @@ def info_nce(
 
     The candidates of every anchor are the positives of all rows and the n hard negatives of all
     rows: `b - 1` negatives in the batch and `b n` hard ones; n may be 0. Rows where `mask` is false
-    are no candidates. The metric `accuracy` is the share of anchors whose best candidate is their
+    are not candidates. The metric `accuracy` is the share of anchors whose best candidate is their
     own positive.
 
     All rows interact, as in `contrastive`: the experiment declares `rows_interact="batch"`, and
@@ -95,7 +95,7 @@ def info_nce(
     )
     own = jnp.arange(rows, dtype=jnp.int32)
     columns = jnp.arange(len(candidates), dtype=jnp.int32)
-    # A hidden row is no candidate except for itself, so that nothing is infinite.
+    # A hidden row is not a candidate except for itself, so that nothing is infinite.
     scores = jnp.where(
         real[None] | (columns[None] == own[:, None]), cosines / temperature, -jnp.inf
     )

@@ -47,7 +47,7 @@ def inputs_and_targets(
     `segments` (b, t+1; 0 is padding), a target is real only in the segment of its input.
 
     Raises:
-        LossError: if the tokens are no whole numbers, or a row has no target.
+        LossError: if the tokens are not whole numbers, or a row has no target.
     """
     tokens, mask = batch["tokens"], batch["mask"]
     if tokens.ndim != 2 or tokens.shape[1] < 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):

@@ -342,7 +342,7 @@ class ViT(EncoderBlocks, ImageClassifier):
             image = (side, side, inputs // self.patch**2)
             if math.isqrt(patches) ** 2 != patches and not self.pixels.height:
                 raise ConfigError(
-                    f"a vit of {patches} patches was trained on images that are no squares, and "
+                    f"a vit of {patches} patches was trained on images that are not squares, and "
                     f"its config does not say which: set model.image=[height,width,channels]."
                 )
         return dataclasses.replace(self, image=image, classes=classes)

@@ -28,7 +28,7 @@ USUAL = ("*embed*", "*/tokens", "*/positions", "*/head", "*/head/*")
 class Muon(Moments):
     """Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/, for a network's matrices.
 
-    Embeddings, heads, and all leaves that are no matrix take AdamW's steps (b1, b2, eps) at the
+    Embeddings, heads, and all leaves that are not a matrix take AdamW's steps (b1, b2, eps) at the
     same learning rate: the step of a matrix has a root mean square of `rms` times the rate, about
     that of AdamW, https://arxiv.org/abs/2502.16982. After 5 iterations singular values above 1 % of
     the Frobenius norm lie in 0.68 .. 1.14; smaller ones are still on their way, none above 1.21

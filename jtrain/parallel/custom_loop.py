@@ -44,7 +44,7 @@ def reduce(
 ) -> float:
     """Return the mean or the sum over the rows of all devices, each real row counted once.
 
-    The result is no mean of means: with 4 and 2 rows on two devices each row weighs a sixth.
+    The result is not a mean of means: with 4 and 2 rows on two devices each row weighs a sixth.
 
     Args:
         how: "mean" or "sum".
@@ -183,7 +183,7 @@ def leaves_with_specs(what: str, specs: Any, tree: Any, mesh: Mesh) -> list[tupl
     for spec in jax.tree.leaves(specs, is_leaf=is_spec):
         if not is_spec(spec):
             raise ShardingError(
-                f"{what} holds {spec!r}, which is no spec. Write jax.P() for arrays equal on "
+                f"{what} holds {spec!r}, which is not a spec. Write jax.P() for arrays equal on "
                 f"all devices, jax.P({mesh.axis_names}) for rows."
             )
         for axis in (axis for dim in range(len(spec)) for axis in axes_of(spec, dim)):

@@ -32,7 +32,7 @@ def parse_devices(written: Any) -> DeviceSelection:
     """Return the selection that `parallel.devices` describes.
 
     Raises:
-        ValueError: for a value that is no number of devices, no list of indices and no name.
+        ValueError: for a value that is neither a number of devices, a list of indices nor a name.
     """
     if isinstance(written, int) and not isinstance(written, bool):
         if written < 0:

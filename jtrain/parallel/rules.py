@@ -99,7 +99,7 @@ def split_named(shape: Sequence[int], dims: Dims, rules: Mapping, sizes: Sizes) 
                     continue
                 parts = math.prod(sizes[a] for a in taken[dim]) * sizes[axis]
                 if shape[dim] % parts:
-                    left.append(f"{name} {shape[dim]} is no multiple of {axis} {parts}")
+                    left.append(f"{name} {shape[dim]} is not a multiple of {axis} {parts}")
                     continue
                 taken[dim].append(axis)
                 used.add(axis)

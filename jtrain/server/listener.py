@@ -48,7 +48,7 @@ class Listener:
         tls: certificate of this process; peers then need one, and all is encrypted.
 
     Raises:
-        ConfigError: if the port is in use, or the host is no address of this machine.
+        ConfigError: if the port is in use, or the host is not an address of this machine.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class Listener:
             self._socket.close()
             if error.errno != errno.EADDRINUSE and host not in {"", LOOPBACK}:
                 raise ConfigError(
-                    f"parallel.host={host} is no address of this machine ({error.strerror}). Set "
-                    f"parallel.host to one that the other machines reach, such as one that ip addr "
-                    f"prints, or to {LOOPBACK}."
+                    f"parallel.host={host} is not an address of this machine ({error.strerror}). "
+                    f"Set parallel.host to one that the other machines reach, such as one that ip "
+                    f"addr prints, or to {LOOPBACK}."
                 ) from None
             raise ConfigError(
                 f"parallel.port={port} is not available ({error.strerror}). Set parallel.port=0 to "

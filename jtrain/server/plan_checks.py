@@ -79,7 +79,7 @@ def _check_config(plan: Plan) -> None:
         if steps % plan.inner_steps:
             near = -(-steps // plan.inner_steps) * plan.inner_steps
             raise ConfigError(
-                f"{key}={steps} is no multiple of parallel.mode.inner_steps={plan.inner_steps}, "
+                f"{key}={steps} is not a multiple of parallel.mode.inner_steps={plan.inner_steps}, "
                 f"after which the workers of {mode.kind} have one state. Nearest: {key}={near}."
             )
 

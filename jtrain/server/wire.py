@@ -130,7 +130,7 @@ def receive(connection: socket.socket, most: int, pool: BufferPool | None = None
     _fill(connection, memoryview(header))
     magic, text_size, size = _HEADER.unpack(header)
     if magic != MAGIC:
-        raise WireError("the peer is no parameter server of this version of jtrain")
+        raise WireError("the peer is not a parameter server of this version of jtrain")
     if text_size > MOST_JSON or size > most:
         raise WireError(
             f"a frame of {text_size} + {size} bytes is over the limit of {MOST_JSON} + {most}"
@@ -141,7 +141,7 @@ def receive(connection: socket.socket, most: int, pool: BufferPool | None = None
         name, fields, described = json.loads(text)
         types = [(DTYPES[dtype], _check_shape(shape)) for dtype, shape in described]
         if not isinstance(name, str) or not isinstance(fields, dict):
-            raise ValueError("its JSON is no request")
+            raise ValueError("its JSON is not a request")
         arrays = _allocate(types, size, pool or BufferPool())
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise WireError(f"a frame is malformed: {error!r}") from None

@@ -144,7 +144,7 @@ def _traces_again(case: "LossCase") -> bool:
 
 
 def _same_value(a: Any, b: Any) -> bool:
-    if a is None or b is None or a is b:  # None for what is no constant
+    if a is None or b is None or a is b:  # None for what is not a constant
         return a is b
     is_key = lambda x: jax.numpy.issubdtype(getattr(x, "dtype", np.float32), jax.dtypes.prng_key)
     a, b = (np.asarray(jax.random.key_data(x) if is_key(x) else x) for x in (a, b))

@@ -18,7 +18,7 @@ class Comparison:
     """A comparison and its verdict.
 
     `rounding`: the difference exceeds float32's tolerance and vanishes in float64. `named`: the
-    result depends on the layout, for a known reason that is no fault.
+    result depends on the layout, for a known reason that is not a fault.
     """
 
     check: str

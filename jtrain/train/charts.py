@@ -186,7 +186,7 @@ def write_pictures(folder: Path, step: int, pictures: Mapping[str, Any]) -> list
     """Write the images b h w c of each name as one grid, `NAME-STEP.png`; return the files.
 
     Raises:
-        DataError: if a name cannot be a file name, or its value is no array of images.
+        DataError: if a name cannot be a file name, or its value is not an array of images.
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = []

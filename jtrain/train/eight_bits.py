@@ -130,7 +130,7 @@ class _Products(Interpreter[int | None]):
         return values[0] if len(set(values)) == 1 else None
 
     def scan(self, equation: Equation, turn: Any, carry: Any, rows: Any) -> Sequence[int | None]:
-        return turn([None] * len(carry), rows)  # what is carried is no leaf in the next turn
+        return turn([None] * len(carry), rows)  # what is carried is not a leaf in the next turn
 
     def operation(self, equation: Equation, inputs: list[int | None]) -> Sequence[int | None]:
         name = equation.primitive.name

@@ -40,7 +40,7 @@ def check_set_names(
         if name not in sets:
             names = ", ".join(sets) or "none"
             raise ConfigError(
-                f"evaluate.sets.{name} is no set of experiment {config.experiment}, which "
+                f"evaluate.sets.{name} is not a set of experiment {config.experiment}, which "
                 f"has {names}{did_you_mean(name, sets) or '; remove it'}"
             )
     for name in generated:
@@ -67,7 +67,7 @@ def check_best(best: str, metrics: Mapping[str, Sequence[str]]) -> None:
         how = "write checkpoint.best=loss" if names else "give a set `valid`, or no checkpoint.best"
         near = did_you_mean(goal.name, names)
         raise ConfigError(
-            f"checkpoint.best={best}: {goal.name} is no metric of the "
+            f"checkpoint.best={best}: {goal.name} is not a metric of the "
             f"evaluation, which {found}{near or f'; {how}'}"
         )
 

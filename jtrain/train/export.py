@@ -251,7 +251,7 @@ def _function(loaded: LoadedRun) -> tuple[Any, dict[str, jax.ShapeDtypeStruct]]:
     if experiment is None or experiment.model is None or not isinstance(model, Transformer):
         raise ConfigError(
             f"{loaded.directory} has no function to export: its experiment has no `predict`, and "
-            f"its model is no transformer. Add one: jt.Experiment(..., predict=lambda params, "
+            f"its model is not a transformer. Add one: jt.Experiment(..., predict=lambda params, "
             f"extra, batch: outputs)."
         )
     apply, tokens = experiment.model.apply, jax.ShapeDtypeStruct((model.context,), np.int32)

@@ -146,7 +146,7 @@ def check_trainable(params: Params) -> None:
     """Raise unless a loss can be differentiated with respect to each parameter.
 
     Raises:
-        DataError: naming the first parameter that holds integers or is no array.
+        DataError: naming the first parameter that holds integers or is not an array.
     """
     for name, leaf in named_leaves(params).items():
         parameter = f"The parameter {name}" if name else "The parameter"
@@ -310,4 +310,4 @@ def _named(what: str, name: Any, union: Any) -> Any:
     if found := want.class_of(str(name)):
         return found
     near = did_you_mean(str(name), want.kinds())
-    raise ConfigError(f'{what}="{name}" is none of {", ".join(want.kinds())}{near}')
+    raise ConfigError(f'{what}="{name}" is not one of {", ".join(want.kinds())}{near}')

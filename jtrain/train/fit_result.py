@@ -126,7 +126,7 @@ class Fitted:
         for name in names:
             if name not in curves:
                 raise ConfigError(
-                    f"{name!r} is no metric of the history, which has {', '.join(curves)}; an "
+                    f"{name!r} is not a metric of the history, which has {', '.join(curves)}; an "
                     f"array has no curve, but its values: result.history[NAME]. Write "
                     f'result.plot("{nearest_choice(name, curves) or "loss"}").'
                 )

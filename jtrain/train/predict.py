@@ -249,6 +249,6 @@ def _check_rows(outputs: Any, size: int) -> None:
 
 
 def _drop_padding(outputs: Any, mask: Any) -> Any:
-    """Return the rows that are no padding, on the host."""
+    """Return the rows that are not padding, on the host."""
     outputs, mask = jax.device_get((outputs, mask))
     return outputs if mask.all() else jax.tree.map(lambda x: x[mask], outputs)

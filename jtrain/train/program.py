@@ -372,7 +372,7 @@ class PackedMetrics(Mapping[str, Mean]):
 
 
 def pack_metrics(step: StepFn) -> StepFn:
-    """Return the step whose metrics are one array, unless one of them is no scalar of float32."""
+    """Return the step whose metrics are one array, if all of them are scalars of float32."""
 
     def packed(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         state, metrics = step(state, batch)

@@ -120,7 +120,7 @@ def _load(run_dir: RunDir, schema: type[C]) -> tuple[C | None, list[str]]:
     if newest is not None:
         about = run_dir.checkpoints / f"{newest.step}" / ABOUT
         values, dropped = load_values(newest.values, schema, about)
-        notes = [f"{key} of the run is no key of the experiment any more" for key in dropped]
+        notes = [f"{key} of the run is not a key of the experiment any more" for key in dropped]
         return values, [*_describe_damage(run_dir, newest), *notes]
     if not _was_started(run_dir):
         return None, []

@@ -140,7 +140,7 @@ def start_run(
     """Resolve a config, compile its step, and return where its run starts, and the caller's hooks.
 
     Raises:
-        UserError: for what is wrong with config, data or disk, or if one of `hooks` is no hook.
+        UserError: for what is wrong with config, data or disk, or if one of `hooks` is not a hook.
     """
     if isinstance(hooks, Hook) or callable(hooks):
         raise ConfigError("hooks= takes a list, and one hook was given: write hooks=[it]")

@@ -269,7 +269,7 @@ def find_run(run: Path | str, asked: str) -> Path:
             return directory
     names = sorted(path.parent.name for path in RUNS.glob("*/config.yaml"))
     raise ConfigError(
-        f"{asked}: {run} is no directory of a run; in {RUNS}/ there is "
+        f"{asked}: {run} is not a directory of a run; in {RUNS}/ there is "
         f"{', '.join(names) or 'none: train one by jtrain run CONFIG'}"
         f"{did_you_mean(Path(run).name, names)}"
     )

@@ -95,7 +95,7 @@ def enable_compilation_cache() -> Path | None:
     check_jit_enabled()
     named = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     directory = Path(named) if named else _own_directory()
-    where = named or (str(directory) if directory else None)  # gs://... is no local folder
+    where = named or (str(directory) if directory else None)  # gs://... is not a local folder
     jax.config.update("jax_compilation_cache_dir", where)
     # By default only programs that took a second to compile are kept: none of a small model.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

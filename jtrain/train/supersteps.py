@@ -293,7 +293,7 @@ class CallBatches:
         longest, varies = self.schedule.longest, self.schedule.varies
         if start % longest and not varies:
             raise ConfigError(
-                f"the run resumes from step {start}, which is no multiple of steps_per_call, "
+                f"the run resumes from step {start}, which is not a multiple of steps_per_call, "
                 f"{longest}. Set steps_per_call=auto, or steps_per_call=1."
             )
         read, close = self.read, lambda: None

@@ -330,7 +330,7 @@ class Trainer:
     def _watch_deadlocks(self) -> contextlib.AbstractContextManager[None]:
         """Return a watch over several CPU devices of one process.
 
-        Several processes may wait for one another, which is no deadlock.
+        Several processes may wait for one another, which is not a deadlock.
         """
         devices = count_cpu_devices(self.attempt.program.resolved.devices)
         alone = jax.process_count() == 1 and devices > 1

@@ -41,18 +41,18 @@ MORE = "model:\n  "
 CASES = [
     # Keys
     file("a misspelt top key", swap("steps:", "stpes:"),
-         "toy.yaml:2: stpes: is no key", "microbatches", "did you mean steps?", mend=("stpes", "steps")),
+         "toy.yaml:2: stpes: is not a key", "microbatches", "did you mean steps?", mend=("stpes", "steps")),
     file("a misspelt key inside", swap("every:", "evry:"),
-         "toy.yaml:5: checkpoint.evry: is no key of checkpoint; it has every, grace, keep, keep_every, best", "did you mean every?",
+         "toy.yaml:5: checkpoint.evry: is not a key of checkpoint; it has every, grace, keep, keep_every, best", "did you mean every?",
          mend=("evry", "every")),
     file("a key of another kind", swap("b1: 0.8", "momentum: 0.8\n  lr: 1"),
-         "toy.yaml:8: optimizer.momentum: is no key of optimizer", "kind sgd has momentum",
+         "toy.yaml:8: optimizer.momentum: is not a key of optimizer", "kind sgd has momentum",
          mend=("adamw", "sgd")),
     file("a dotted key in a file", YAML + "log.every: 5\n",
-         "toy.yaml:9: log.every: is no key", "in a file, write `log: {every: ...}`",
+         "toy.yaml:9: log.every: is not a key", "in a file, write `log: {every: ...}`",
          mend=("log.every: 5", "log: {every: 5}")),
     file("a key that YAML 1.1 would merge", swap("steps: 10", "<<: other.yaml"),
-         "toy.yaml:2: <<: is no key", "to inherit, write `base: other.yaml`",
+         "toy.yaml:2: <<: is not a key", "to inherit, write `base: other.yaml`",
          mend=("<<: other.yaml", "base: other.yaml")),
     file("a key said twice", YAML + "steps: 20\n",
          "toy.yaml:9: steps: is given twice (first in line 2); keep one", mend=("steps: 20\n", "")),
@@ -92,7 +92,7 @@ CASES = [
     file("a number out of bounds", swap("0.8", "1.0"),
          "toy.yaml:8: optimizer.b1: must be a number at least 0 and below 1, found 1.0", mend=("1.0", "0.9")),
     file("values that do not fit an experiment's own rule", YAML + MORE + "width: 30\n",
-         "toy.yaml:9: model: width 30 is no multiple of heads, 4; nearest 28", mend=("30", "28")),
+         "toy.yaml:9: model: width 30 is not a multiple of heads, 4; nearest 28", mend=("30", "28")),
     # Kinds
     file("an unknown kind", swap("adamw", "adamm"),
          'toy.yaml:7: optimizer.kind: must be one of sgd, adamw, found the text "adamm"', "did you mean adamw?",
@@ -138,16 +138,16 @@ CASES = [
          "toy.yaml:3: batch: 4 rows do not divide into 3 microbatches; nearest is 3 or 6 (batch=3)",
          mend=("batch: 4", "batch: 3")),
     file("steps that do not fit a call", swap("every: 5", "every: 8") + "steps_per_call: 4\n",
-         "toy.yaml:2: steps: 10 is no multiple of steps_per_call, 4; nearest is 8 or 12 (steps=8)",
+         "toy.yaml:2: steps: 10 is not a multiple of steps_per_call, 4; nearest is 8 or 12 (steps=8)",
          mend=("steps: 10", "steps: 8")),
     file("a default that does not fit", swap("checkpoint:\n  every: 5\n", "log: {every: 5}\n").replace("10", "12")
          + "steps_per_call: 3\n",
-         "toy.yaml: checkpoint.every: 500 is no multiple of steps_per_call, 3; nearest is 498 or 501",
+         "toy.yaml: checkpoint.every: 500 is not a multiple of steps_per_call, 3; nearest is 498 or 501",
          mend=("steps_per_call: 3", "steps_per_call: 3\ncheckpoint: {every: 99}")),
     # The command line
-    typed("stesp=3", "is no key", "did you mean steps?", mend="steps=3"),
+    typed("stesp=3", "is not a key", "did you mean steps?", mend="steps=3"),
     typed("steps=", "has no value; write steps=VALUE, a whole number above 0", mend="steps=20"),
-    typed("guard.back=3", "is no key of guard; it has kind, without, window, limit, within; kind rollback has back; "
+    typed("guard.back=3", "is not a key of guard; it has kind, without, window; kind rollback has back; "
           "write guard.kind=rollback beside it", mend="guard={kind: rollback, back: 3, skip: 4}"),
     typed("=3", "is not a setting; write KEY=VALUE", mend="seed=3"),
     typed("base=other.yaml", "only a file can inherit; write `base: other.yaml` in it", mend="seed=1"),
@@ -212,7 +212,7 @@ def test_twelve_mistakes_are_told_together(path: Path, capsys):
 
 COMMANDS = [
     (["show", "configs"], "configs: is a directory, and a config is a file; it has other.yaml, toy.yaml", ["show", "configs/toy.yaml"]),
-    (["show", "configs/toy.yaml", "optimizer.lrr"], "lrr is no key of optimizer; it has kind, lr", ["show", "configs/toy.yaml", "optimizer.lr"]),
+    (["show", "configs/toy.yaml", "optimizer.lrr"], "lrr is not a key of optimizer; it has kind, lr", ["show", "configs/toy.yaml", "optimizer.lr"]),
     (["shw", "configs/toy.yaml"], f"shw is not a verb; the verbs are {', '.join(VERBS)}; did you mean show?", ["show", "configs/toy.yaml"]),
 ]  # fmt: skip
 

@@ -157,7 +157,7 @@ CASES = [
     Case("a folder of another text", lambda f: (begun(f), begun(f, b"More text.")),
         ("holds other token files", "files", "out-2"), lambda f: prepare(f / "a.txt", f / "out-2",
         tokenizing=ByteTokens())),
-    Case("a line that is no JSON", lambda f: prepare(lines(f, '{"text": "a"}', "b"), f / "out",
+    Case("a line that is not JSON", lambda f: prepare(lines(f, '{"text": "a"}', "b"), f / "out",
         tokenizing=ByteTokens()), ("a.jsonl", "the line at byte 14", "--by line --field ''"),
         lambda f: prepare(f / "a.jsonl", f / "out-2", tokenizing=ByteTokens(), by="line",
         field="")),

@@ -59,10 +59,10 @@ CASES = [
     code("a build of something else", ("return jt.Experiment(", "return dict("),
          "experiment quick: `build` must return a jt.Experiment and returned a dict", "Write `return jt.Experiment(",
          mend=("return dict(", "return jt.Experiment(")),
-    typed("checkpoint.best=lowest acuracy", "acuracy is no metric of the evaluation, which has loss, accuracy, rows",
+    typed("checkpoint.best=lowest acuracy", "acuracy is not a metric of the evaluation, which has loss, accuracy, rows",
           "did you mean accuracy?", mend="checkpoint.best=lowest accuracy"),
     code("the best without an evaluation", ("valid=InOrder(valid, size=self.evaluate.batch or self.batch),", ""),
-         "loss is no metric of the evaluation, which has none: there is no `valid`; give a set `valid`", typed=("checkpoint.best=loss",),
+         "loss is not a metric of the evaluation, which has none: there is no `valid`; give a set `valid`", typed=("checkpoint.best=loss",),
          mend=("optimizer=self.optimizer", "valid=InOrder(valid, size=self.batch),\n            optimizer=self.optimizer")),
 ]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""An error of the system is no damage: it is waited for, and no checkpoint loses its name."""
+"""An error of the system is not damage: it is waited for, and no checkpoint loses its name."""
 
 import errno
 import os

@@ -196,7 +196,7 @@ def test_an_object_name_that_leads_outside_is_not_written(outside, objects, save
             lambda objects: {1: sizes},
         )
         assert object_store_layout.fetch(objects, 1, tmp_path / "checkpoints") == [
-            f"{outside}: is no file name of a checkpoint"
+            f"{outside}: is not a file name of a checkpoint"
         ]
     assert not (tmp_path / "checkpoints" / "1").exists()
 

@@ -72,7 +72,7 @@ def test_its_files_are_formatted_and_have_no_lint():
 @pytest.mark.parametrize(
     ("words", "says", "mend"),
     [
-        (["my-study"], "would be named my-study, which is no name", "my-study --name my_study"),
+        (["my-study"], "would be named my-study, which is not a name", "my-study --name my_study"),
         (["digits"], "named digits, which is taken", "digits --name my_digits"),
         (["full"], "full must be a new or an empty folder", "full_2 --name full"),
     ],

@@ -142,7 +142,7 @@ def test_says_what_it_cannot_be_and_where(setting, words):
 def test_says_what_is_not_known():
     with pytest.raises(ConfigError, match=r"steps: 1M tokens cannot be counted, .*tokens per row"):
         set_up(config_of(CONFIG, ["steps=1M tokens"]))
-    with pytest.raises(ConfigError, match="no multiple of steps_per_call"):
+    with pytest.raises(ConfigError, match="not a multiple of steps_per_call"):
         set_up(config_of(CONFIG, ["steps=3 epochs", "steps_per_call=5", "evaluate.every=7"]))
 
 

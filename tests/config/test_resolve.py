@@ -144,7 +144,7 @@ def test_differences_are_told_by_key(path: Path):
     ],
 )  # fmt: skip
 def test_the_words_of_other_libraries_are_known(path: Path, setting: str, meant: str):
-    with pytest.raises(ConfigError, match="is no key") as caught:
+    with pytest.raises(ConfigError, match="is not a key") as caught:
         resolve(path, [setting])
     assert meant in str(caught.value)
 
@@ -209,7 +209,9 @@ def test_a_key_of_several_kinds_is_explained_for_each(schema: type):
 def test_an_unknown_key_names_the_nearest(schema: type):
     with pytest.raises(ConfigError, match=r"it has kind, lr, .* did you mean lr\?"):
         explain(schema, "optimizer.lrr")
-    with pytest.raises(ConfigError, match=r"steps\.x: x is no key of steps; it is a whole number"):
+    with pytest.raises(
+        ConfigError, match=r"steps\.x: x is not a key of steps; it is a whole number"
+    ):
         explain(schema, "steps.x")
 
 

@@ -158,7 +158,7 @@ def test_is_the_tokenizer_that_was_written(write, trained):
     text = f"{MARKS[0]}12{MARKS[1]}{MARKS[2]}"
     plain, marks = found.encode(text), found.encode(text, special=True)
     assert (marks >= len(trained)).tolist() == [True, *[False] * (len(marks) - 3), True, True]
-    assert (plain >= len(trained)).sum() == 1  # <think> is no special token
+    assert (plain >= len(trained)).sum() == 1  # <think> is not a special token
 
 
 @pytest.mark.parametrize(

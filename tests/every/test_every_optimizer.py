@@ -338,7 +338,7 @@ def test_takes_the_steps_of_layers_written_out_where_they_are_stacked(row: Row):
 
 # Each member on a layout of its own, so that all layouts are met; the whole matrix is slow. Plain
 # SGD and AdamW are in test_every_strategy.py, the line search in tests/optim/test_lbfgs.py.
-SPLITS = [(name, count) for name in STRATEGIES for count in (1, 2)][1:]  # the first is no split
+SPLITS = [(name, count) for name in STRATEGIES for count in (1, 2)][1:]  # the first is not a split
 NAMES = [name for name in MEMBERS if name not in ("sgd", "adamw")]
 FEW = {(name, *SPLITS[i % len(SPLITS)]) for i, name in enumerate(NAMES)}
 MATRIX = [

@@ -56,7 +56,7 @@ def test_curves_are_text_elsewhere_and_can_be_written(fitted, tmp_path):
     assert page.read_text().count("<svg") == 2
     with pytest.raises(ConfigError, match=r"Name it curves.html"):
         curves.save(tmp_path / "curves.png")
-    with pytest.raises(ConfigError, match=r"'los' is no metric of the history, which has loss"):
+    with pytest.raises(ConfigError, match=r"'los' is not a metric of the history, which has loss"):
         fitted.plot("los")
 
 

@@ -47,7 +47,7 @@ def test_equal_layers_share_a_line_with_the_reason(program):
     assert "64 x 256" in up
     assert "fsdp, tensor" in up
     assert up.endswith("hidden -> tensor, width -> fsdp")
-    assert lines["params/tokens"].endswith("width -> fsdp; vocab 63 is no multiple of tensor 2")
+    assert lines["params/tokens"].endswith("width -> fsdp; vocab 63 is not a multiple of tensor 2")
     assert lines["params/norm/scale"].endswith("fewer than 1000 elements")
     assert lines["seed"].endswith("fewer than 1000 elements")
     groups = group_leaves(describe_sharding(program).leaves)

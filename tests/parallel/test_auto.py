@@ -82,7 +82,7 @@ def test_fewer_rows_than_devices_are_split_by_what_the_model_names():
 
 
 def test_heads_stay_whole():
-    found = chosen(20, rows=1).layout  # 12 heads are no multiple of 8
+    found = chosen(20, rows=1).layout  # 12 heads are not a multiple of 8
     assert (found.tensor, found.context) == (4, 2)
 
 

@@ -146,7 +146,7 @@ def test_nans_that_all_devices_came_to_are_the_same():
         ((), (X, np.float32(2)), r"argument 1 splits its dim 0, and it has none: it is a single"),
         (((ROWS, SAME),), (X, W, X), r"in_specs has the structure .* one spec for all, or one for"),
         ((jax.P("model"),), (X,), r"in_specs names the axis 'model', and the mesh has data"),
-        (("data",), (X,), r"in_specs holds 'data', which is no spec\. Write jax\.P\(\)"),
+        (("data",), (X,), r"in_specs holds 'data', which is not a spec\. Write jax\.P\(\)"),
     ],
 )
 def test_specs_that_do_not_fit_say_what_to_write(specs, args, said):

@@ -190,7 +190,9 @@ def test_an_axis_without_a_dim_is_refused(home, file, axis, why):
 def test_dims_that_do_not_divide_are_named():
     strategy = Axes(tensor=2).build()
     strategy.placement.constrain(jnp.zeros((8, 5)), "batch", "hidden")
-    with pytest.raises(ShardingError, match=r"no dim can .*: hidden 5 is no multiple of tensor 2"):
+    with pytest.raises(
+        ShardingError, match=r"no dim can .*: hidden 5 is not a multiple of tensor 2"
+    ):
         strategy.check_axes_used({"params": {"up": jnp.zeros((4, 5))}}, {"up": (None, "hidden")})
     strategy.placement.constrain(jnp.zeros((8, 6)), "batch", "hidden")
     strategy.check_axes_used({"params": {"up": jnp.zeros((4, 5))}}, {"up": (None, "hidden")})

@@ -134,7 +134,7 @@ def test_hostile_checkpoints(hurt, sealed: bool, kept: Path, tmp_path: Path, mon
     directory = tmp_path / "run" / "checkpoints"
     shutil.copytree(kept.parent, tmp_path / "run")
     hurt(directory / "3")
-    if sealed:  # by an attacker: a seal is no signature
+    if sealed:  # by an attacker: a seal is not a signature
         (directory / "3" / seal.SEAL).unlink()
         seal.seal(directory / "3", 3)
     with watched(everywhere=True) as events:
@@ -240,7 +240,7 @@ def test_hostile_paths_in_a_file(reads: Callable[[Path, object], None], home: Pa
 
 @pytest.mark.thorough
 def test_a_run_in_a_linked_folder_is_resumed(home: Path, tmp_path: Path):
-    """Accept a separate disk for runs/, which is no attack."""
+    """Accept a separate disk for runs/, which is not an attack."""
     (tmp_path / "disk").mkdir()
     Path("runs").symlink_to(tmp_path / "disk")
     assert trained(CONFIG, "steps=1", "log.every=1", "checkpoint.every=0").status == "done"

@@ -71,7 +71,7 @@ NAMED = [
     leak("a header", "Authorization: Bearer {}", noise(24)),
     leak("a query", "https://host/run?token={}&x=1", noise(24)),
     leak("a cookie", "Cookie: {}", "session1234567"),
-    leak("a token that is no word", "token: {}", "a1b2c3d4e5f6"),
+    leak("a token that is not a word", "token: {}", "a1b2c3d4e5f6"),
     leak("azure", "AccountKey={};EndpointSuffix=core", noise(60)),
     leak("a traceback", "  File 'x.py', line 3\n    connect(password='{}')", "hunter2"),
 ]  # fmt: skip
@@ -91,7 +91,7 @@ KEPT = [
     "num_tokens: 1000", "use_cls_token: true", "key_dim: 64", "pad_token: <pad>",
     "label_key: labels/fine", "'key': 'params/blocks/3/mixture/router'", "fold_in(key, step)",
     "KeyError: 'loss'", "tokens by byte-bpe 3f2a9c7d0e1b4a5f", "key=jax.random.key(0)",
-    "optimizer.lr=1e-3", "toy.yaml:3: secret: is no key; the keys are experiment, steps",
+    "optimizer.lr=1e-3", "toy.yaml:3: secret: is not a key; the keys are experiment, steps",
     "bid_token=yes", "sha256:" + "0123456789abcdef" * 4,
     "step   400/2000  loss   2.1432  valid   2.2011  lr 9.80e-04   52.1k tokens/s",
     "s3://bucket/runs/2026-11-22T04-59-00Z/checkpoints/400",

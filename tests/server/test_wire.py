@@ -169,7 +169,7 @@ STRANGERS = {
     "a negative dim": frame(b'["hello", {}, [["int8", [-1, 0]]]]'),
     "a deep frame": frame(b"[" * 100_000), "no UTF-8": frame(b'["\xff", {}, []]'),
     "a token of null": frame(b'["hello", {"token": null}, []]'),
-    "a token that is no text": frame(b'["hello", {"token": "\\ud800"}, []]'),
+    "a token that is not text": frame(b'["hello", {"token": "\\ud800"}, []]'),
     "a request": frame(b'["pull", {"worker": 0}, []]'),
 }  # fmt: skip
 

@@ -154,7 +154,7 @@ def test_gpus_are_split_too(monkeypatch):
 
 
 REFUSED = [
-    (["optimizer.lrr=1e-4,3e-4"], "optimizer.lrr=1e-4: is no key of optimizer; it has"),
+    (["optimizer.lrr=1e-4,3e-4"], "optimizer.lrr=1e-4: is not a key of optimizer; it has"),
     (["seed=0,-1"], "seed=-1: must be a whole number"),
     (["batch=16,15", "microbatches=2"], "15 rows do not divide into 2 microbatches"),
     (["seed=0..2", "seed=5"], "seed is given twice; write seed=FIRST,SECOND"),

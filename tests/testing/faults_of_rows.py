@@ -177,7 +177,7 @@ def gradient_of_unit_norm(params, batch, rng):
 
 
 def metric(function, loss=good, **given):
-    """Return a loss with a metric that is no sum."""
+    """Return a loss with a metric that is not a sum."""
 
     def with_metric(params, batch, rng):
         value = function(params, batch)

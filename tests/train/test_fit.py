@@ -121,7 +121,7 @@ def test_data_comes_in_many_forms_and_is_the_same():
         ({"batch": 12}, ConfigError, "12 rows do not divide into 8 devices"),
         ({"steps": None, "epochs": -1}, ConfigError, "^epochs=-1: must be a number above 0"),
         ({"hooks": [jt.EarlyStop()]}, ConfigError, r"there is none; .*: valid=\.\.\."),
-        ({"steps_per_call": 5, "valid_every": 7}, ConfigError, "valid_every.* no multiple of step"),
+        ({"steps_per_call": 5, "valid_every": 7}, ConfigError, "valid_every.* not a multiple of step"),
     ],
 )
 def test_reports_values_that_do_not_fit(changes, error, words):
@@ -184,7 +184,7 @@ def test_numbers_of_numpy_and_jax_are_taken_as_pythons():
     [
         (lambda: jt.fit({"w": X}, (X, Y)), r"given no data\. Write jt\.fit\(loss, params, data\)"),
         (lambda: jt.make_step(print, "adam"), r"write optax\.adam\(1e-3\)"),
-        (lambda: fit_arguments.build_optimizer("rmsprob", 1, None), r"rmsprob.* is none of sgd"),
+        (lambda: fit_arguments.build_optimizer("rmsprob", 1, None), r"rmsprob.* is not one of sgd"),
         (lambda: fit_arguments.build_optimizer("sgd", 1, "plateau"), "did you mean wsd"),
     ],
 )

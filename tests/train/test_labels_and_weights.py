@@ -1,4 +1,4 @@
-"""Weights and masks of rows count in every loss; labels that are no probabilities are named."""
+"""Weights and masks of rows count in every loss; labels that are not probabilities are named."""
 
 import logging
 import re

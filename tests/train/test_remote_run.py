@@ -111,7 +111,7 @@ def test_copies_are_listed_verified_fetched_and_removed(store: str, capsys):
     assert "aws s3 rm" in said
     code, said = typed("ls", f"{address}-2")
     assert code == 2
-    assert "is no copy of a run" in said
+    assert "is not a copy of a run" in said
 
 
 @pytest.mark.thorough

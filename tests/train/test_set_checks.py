@@ -67,9 +67,12 @@ def test_ends_when_nothing_improves_and_keeps_the_best():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (["evaluate.sets={sen: {every: 5}}"], "no set of .* has valid, seen; did you mean seen"),
+        (["evaluate.sets={sen: {every: 5}}"], "not a set of .* has valid, seen; did you mean seen"),
         (["evaluate.patience=3", "evaluate.every=2"], "needs a metric; set checkpoint"),
-        (["steps_per_call=3", "evaluate.sets={seen: {every: 5}}"], "sets.seen.every.*5 is no mult"),
+        (
+            ["steps_per_call=3", "evaluate.sets={seen: {every: 5}}"],
+            "sets.seen.every.*5 is not a mult",
+        ),
     ],
 )
 def test_reports_values_that_do_not_fit(settings, words):

@@ -87,7 +87,7 @@ class Shuffled(ShardedBatches):
         self.source, self.size, self.seed, self.end = source, size, seed, end
         self.rows = count_rows(source)
         if end not in ("cross", "drop", "pad"):
-            raise ConfigError(f"end {end!r} is none of cross, drop, pad. Set end=cross.")
+            raise ConfigError(f"end {end!r} is not one of cross, drop, pad. Set end=cross.")
         if end == "drop" and size > self.rows:
             raise DataError(
                 f"A batch of {size} was requested from {self.rows} rows with end=drop: every epoch "

@@ -158,7 +158,9 @@ def shard_files(
     https://www.tensorflow.org/api_docs/python/tf/data/experimental/AutoShardPolicy.
     """
     if policy not in ("auto", "file", "data", "off"):
-        raise ConfigError(f"sharing {policy!r} is none of auto, file, data, off. Set sharing=auto.")
+        raise ConfigError(
+            f"sharing {policy!r} is not one of auto, file, data, off. Set sharing=auto."
+        )
     if not 0 <= index < count:
         raise ConfigError(
             f"Process {index} of {count} was requested; processes count from 0. "

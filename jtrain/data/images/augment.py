@@ -296,7 +296,7 @@ def read_windows(source: Source, indices: np.ndarray, draws: WindowDraws) -> dic
     to themselves.
 
     Raises:
-        DataError: if `image` is no images; see `check_images`.
+        DataError: if `image` is not images; see `check_images`.
     """
     while isinstance(source, Subset):
         source, indices = source.source, source.indices[indices]

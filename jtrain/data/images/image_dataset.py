@@ -97,8 +97,8 @@ def read_idx(path: str | Path) -> np.ndarray:
     decompressed, straight into the array, without a second copy.
 
     Raises:
-        DataError: a file that is no idx file, is cut off, or continues behind its end; the message
-            names the byte.
+        DataError: a file that is not an idx file, is cut off, or continues behind its end; it names
+            the byte.
     """
     path = Path(path)
     with open_decompressed(path) as stream:

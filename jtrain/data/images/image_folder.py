@@ -63,7 +63,7 @@ class ImageFolder:
 
         Raises:
             DataError: a folder without classes, a class without images, or a cache for which there
-                is no room.
+                is not a room.
         """
         root, shape = Path(self.folder), (self.height, self.width, self.channels)
         if not (root / "train").is_dir():

@@ -78,7 +78,7 @@ class Subset:
     """The rows of `source` at `indices` (int64, n), in that order; nothing is copied.
 
     Raises:
-        DataError: an index out of range, or indices that are no row of whole numbers.
+        DataError: an index out of range, or indices that are not a row of whole numbers.
     """
 
     def __init__(self, source: Source, indices: np.ndarray):

@@ -162,7 +162,9 @@ def fetch_folder(address: str) -> Path:
         folder = _place(address, versions)
         for name in names:
             if ".." in name.split("/"):
-                raise DataError(f"{address} holds {name!r}, which is no name of a file below it.")
+                raise DataError(
+                    f"{address} holds {name!r}, which is not a name of a file below it."
+                )
             _fetch_to(objects, name, folder / name)
         return folder
     except ObjectStoreError as error:

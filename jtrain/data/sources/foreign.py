@@ -194,7 +194,7 @@ def named_arrays(batch: Any) -> dict[str, np.ndarray]:
     """Return a batch of tensors as arrays by name: its own names, `x` and `y`, or `x`.
 
     Raises:
-        DataError: if the batch is no mapping, pair or tensor.
+        DataError: if the batch is not a mapping, pair or tensor.
     """
     if hasattr(batch, "shape"):
         batch = {"x": batch}

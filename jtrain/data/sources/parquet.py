@@ -237,6 +237,6 @@ def _lines(file: Path, head: bytes, noun: str) -> Iterator[tuple[str, Any]]:
                 yield f"{file}:{number}", parse_json(text)
             except ValueError as error:
                 raise DataError(
-                    f"{file}:{number} is no JSON: {error}. Write each {noun} as one line of JSON, "
+                    f"{file}:{number} is not JSON: {error}. Write each {noun} as one line of JSON, "
                     f"or remove the line."
                 ) from None

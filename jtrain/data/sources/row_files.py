@@ -165,7 +165,7 @@ def _jsonl(path: Path, lines: Iterable[str], wanted: Mapping[str, Any]) -> dict[
             row = json.loads(line)
         except (ValueError, RecursionError):
             raise DataError(
-                f"{path}:{number}: {line[:60].strip()!r} is no JSON: write an object a line, "
+                f"{path}:{number}: {line[:60].strip()!r} is not JSON: write an object a line, "
                 f"{_example(wanted)}"
             ) from None
         row = row if isinstance(row, dict) else {_only_name(path, wanted): row}

@@ -81,7 +81,7 @@ class ChatTemplate:
         except (jinja2.TemplateSyntaxError, RecursionError, SyntaxError, MemoryError) as error:
             line = getattr(error, "lineno", 1)  # the others are of a template nested too deeply
             raise DataError(
-                f"{where} is no valid template: line {line}: {error or type(error).__name__}. "
+                f"{where} is not a valid template: line {line}: {error or type(error).__name__}. "
                 f"Correct it, or take the tokenizer's own."
             ) from None
         for name in TOKENS:
@@ -248,7 +248,7 @@ class ChatTemplate:
 
 
 def _with_object(call: Any) -> Any:
-    """Return a call of a tool whose arguments are no text."""
+    """Return a call of a tool whose arguments are not text."""
     function = call.get("function", call) if isinstance(call, dict) else {}
     if not isinstance(text := function.get("arguments"), str):
         return call
@@ -367,7 +367,7 @@ def _parsed(text: str, name: str) -> dict[str, Any]:
         return dict(parse_json(text))
     except (ValueError, TypeError) as error:
         raise DataError(
-            f"{name} is no object of JSON: {error}. Take the {CONFIG} of the model, or name a "
+            f"{name} is not an object of JSON: {error}. Take the {CONFIG} of the model, or name a "
             f"template of jinja2 in a file that does not end in .json."
         ) from None
 
@@ -395,6 +395,6 @@ def _tokens(config: dict[str, Any], name: str) -> dict[str, str]:
             found[key] = entry.get("content") if isinstance(entry, dict) else (entry or "")
             if not isinstance(found[key], str):
                 raise DataError(
-                    f'{name}: {key} {str(entry)[:60]} is no text. Set it, as in "{key}": "</s>".'
+                    f'{name}: {key} {str(entry)[:60]} is not text. Set it, as in "{key}": "</s>".'
                 )
     return found

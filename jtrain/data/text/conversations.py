@@ -72,7 +72,7 @@ def read_conversation(where: str, row: Any, field: str) -> Conversation:
             values["tools"] = _parsed("tools", values["tools"], list)
         values |= _parsed("chat_template_kwargs", row.get("chat_template_kwargs") or {}, dict)
     except (AttributeError, TypeError, ValueError) as error:
-        form = f"is no row of OpenAI, transformers, ShareGPT or Alpaca ({error}). Correct it."
+        form = f"is not a row of OpenAI, transformers, ShareGPT or Alpaca ({error}). Correct it."
         raise DataError(f"{where} {error if isinstance(error, DataError) else form}") from None
     return Conversation(messages, where, values)
 
@@ -125,7 +125,7 @@ def _parsed(name: str, value: Any, kind: type) -> Any:
         with contextlib.suppress(ValueError, RecursionError):
             value = json.loads(value)
     if not isinstance(value, kind):
-        raise ValueError(f"{name!r} is no {kind.__name__}: {reprlib.repr(value)}")
+        raise ValueError(f"{name!r} is not a {kind.__name__}: {reprlib.repr(value)}")
     return value
 
 

@@ -72,7 +72,7 @@ def has_field(path: Path, head: bytes, field: str, *, needed: bool = False) -> b
     """Return whether a file is JSON lines, whose `field` is the text, by its first bytes.
 
     Args:
-        needed: whether `text` is no guess either.
+        needed: whether `text` is not a guess either.
 
     Raises:
         DataError: if the file is packed, binary, CSV or other JSON; or text, for a field.

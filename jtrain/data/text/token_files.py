@@ -263,7 +263,9 @@ def read_tokens(path: str | Path, dtype: str = "uint16") -> np.ndarray:  # n
     if path.suffix == ".npy":
         return _numpy_file(path)
     if dtype not in RAW:
-        raise DataError(f"dtype {dtype!r} is none of {', '.join(RAW)}. Set dtype=uint16 or uint32.")
+        raise DataError(
+            f"dtype {dtype!r} is not one of {', '.join(RAW)}. Set dtype=uint16 or uint32."
+        )
     kind = np.dtype(dtype).newbyteorder("<")
     size = path.stat().st_size
     if size == 0 or size % kind.itemsize:

@@ -31,7 +31,7 @@ def read_gguf_tokenizer(path: Path, *, end: str) -> BPE:
     """Return the tokenizer of a GGUF file.
 
     Raises:
-        DataError: if the file is broken, or its tokenizer is no BPE over bytes with known words.
+        DataError: if the file is broken, or its tokenizer is not a BPE over bytes with known words.
     """
     header = read_header(path)
     model, pre = header.get("tokenizer.ggml.model"), header.get("tokenizer.ggml.pre")
@@ -71,14 +71,16 @@ def read_header(path: Path) -> dict[str, Any]:
     """Return what the header of a GGUF file says of its tokenizer; that of the newest is cached.
 
     Raises:
-        DataError: if the file cannot be read, or is no GGUF file.
+        DataError: if the file cannot be read, or is not a GGUF file.
     """
     try:
         return _read(path, path.stat().st_mtime_ns)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}). Name another file.") from None
     except (ValueError, OverflowError) as error:
-        raise DataError(f"{path} is no complete GGUF file ({error}). Download it again.") from None
+        raise DataError(
+            f"{path} is not a complete GGUF file ({error}). Download it again."
+        ) from None
 
 
 @functools.lru_cache(maxsize=1)

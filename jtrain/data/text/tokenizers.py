@@ -14,7 +14,7 @@ from jtrain.data.sources.source import import_optional
 from jtrain.errors import DataError
 
 SURROGATE = re.compile("[\ud800-\udfff]")
-HALF_PAIR = "has half of a surrogate pair, such as \\ud800, which is no character"
+HALF_PAIR = "has half of a surrogate pair, such as \\ud800, which is not a character"
 
 
 @runtime_checkable

@@ -28,7 +28,7 @@ class CoordinatorAddress(NamedTuple):
         """Parse `HOST:PORT`, an IPv6 host in brackets.
 
         Raises:
-            ConfigError: if the text is no address; `variable` is the source of the text.
+            ConfigError: if the text is not an address; `variable` is the source of the text.
         """
         host, _, port = text.rpartition(":")
         bare = ":" in host and not (host.startswith("[") and host.endswith("]"))

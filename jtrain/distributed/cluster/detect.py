@@ -45,7 +45,7 @@ class ClusterKind(NamedTuple):
     counts: str = ""
     """Number of processes, and of this one after a space: signs of several above 1, and above 0."""
     common: bool = False
-    """Whether other programs use its names, so that a part of them is no sign."""
+    """Whether other programs use its names, so that a part of them is not a sign."""
     quiet: bool = False
     """Whether other kinds set its variables too, so that no note mentions it."""
 

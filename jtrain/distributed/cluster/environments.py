@@ -183,7 +183,7 @@ def detect_tpu_vm(environ: Mapping[str, str], root: Path) -> Cluster | None:
     host = next(filter(None, map(environ.get, VARIABLES)), HOST)
     try:
         worker = read_attribute(host, "agent-worker-number")
-        if worker is None:  # a virtual machine with TPU chips that is no host of a slice
+        if worker is None:  # a virtual machine with TPU chips that is not a host of a slice
             return None
         hosts = _parse_endpoints(read_attribute(host, "worker-network-endpoints") or "")
         # A line each: `MEGASCALE_NUM_SLICES: '2'`.
@@ -211,7 +211,7 @@ def _parse_endpoints(text: str) -> list[str]:
         if len(parts) not in (1, 3) or not parts[-1]:
             raise ConfigError(
                 f"the metadata server of this TPU VM says worker-network-endpoints={text[:80]!r}, "
-                f"which is no list of hosts. Set {_BY_HAND} instead."
+                f"which is not a list of hosts. Set {_BY_HAND} instead."
             )
         hosts.append(parts[-1])
     return hosts

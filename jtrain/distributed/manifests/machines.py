@@ -28,7 +28,7 @@ class TopologyName:
         """Parse `KIND:SHAPE` or `COUNT*KIND:SHAPE`.
 
         Raises:
-            ConfigError: if the text is no name of a topology.
+            ConfigError: if the text is not a name of a topology.
         """
         found = _PATTERN.fullmatch(text)
         if found is None:

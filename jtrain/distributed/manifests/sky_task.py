@@ -61,7 +61,7 @@ def _check(job: ClusterJob) -> None:
         )
     if machines.tpu and not machines.accelerator_type:
         raise ConfigError(
-            f"--topology {machines.topology}: {machines.topology.kind} is no TPU VM, which "
+            f"--topology {machines.topology}: {machines.topology.kind} is not a TPU VM, which "
             f"SkyPilot starts: GKE has it. Use --engine k8s."
         )
     if machines.groups > 1:

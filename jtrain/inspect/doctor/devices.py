@@ -210,6 +210,6 @@ def _shorten(reasons: list[str]) -> str:
 
 
 def _last_line(errors: str) -> str:
-    """Return the last line that is no trace."""
+    """Return the last line that is not a trace."""
     lines = [line for line in errors.splitlines() if line.strip() and not line.startswith(" ")]
     return " ".join(lines[-1].split())[:300] if lines else "no message"

@@ -194,7 +194,7 @@ def split_own_work(
 
 
 def num_bytes(aval: Any) -> int:
-    """Return the bytes of an array of this shape and type; 0 for a key, or what is no array."""
+    """Return the bytes of an array of this shape and type; 0 for a key, or what is not an array."""
     dtype = getattr(aval, "dtype", None)
     if dtype is None or jnp.issubdtype(dtype, jax.dtypes.extended):
         return 0

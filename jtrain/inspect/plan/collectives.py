@@ -282,7 +282,7 @@ def _mesh_groups(axes: str, along: str) -> np.ndarray:
     last = []
     for name, before, size in PART.findall(along):
         if name not in sizes:
-            raise HloError(f"its groups name {name!r}, which is no axis of mesh[{axes}]")
+            raise HloError(f"its groups name {name!r}, which is not an axis of mesh[{axes}]")
         start, length = int(before or 1), int(size or sizes[name])
         _split(dims, name, start)
         _split(dims, name, start * length)

@@ -144,7 +144,7 @@ class Timeline:
     """Seconds of a program, or of a computation, on each device."""
 
     total: float = 0.0
-    busy: float = 0.0  # of instructions that are no collectives
+    busy: float = 0.0  # of instructions that are not collectives
     compute: float = 0.0  # of products alone, at the peak
     memory: float = 0.0  # of all bytes to and from memory
     flops: float = 0.0  # not seconds: operations of products
@@ -220,7 +220,7 @@ class Simulation:
     def _work(
         self, name: str, each: Instruction, line: Timeline, start: Callable[..., None]
     ) -> None:
-        """Add the time of an instruction that is no collective."""
+        """Add the time of an instruction that is not a collective."""
         if each.operation == "while":
             trips = self._program.trips(each, name)
             line.add(self.run(each.called["body"][0]), 1 if trips is None else trips)

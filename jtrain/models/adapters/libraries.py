@@ -88,7 +88,7 @@ def _rng_error(error: Exception, streams: Sequence[str], rng: Keys | None) -> Lo
     )
 
 
-Transformed: TypeAlias = Any  # hk.Transformed or hk.TransformedWithState; haiku is no dependency
+Transformed: TypeAlias = Any  # hk.Transformed or hk.TransformedWithState; haiku is not a dependency
 
 
 def from_haiku(transformed: Transformed, *inputs: Leaf) -> Model:
@@ -143,7 +143,7 @@ def from_haiku(transformed: Transformed, *inputs: Leaf) -> Model:
     return Model(init, fast_pools(make_apply(call)))
 
 
-EquinoxModule: TypeAlias = Any  # eqx.Module; equinox is no dependency
+EquinoxModule: TypeAlias = Any  # eqx.Module; equinox is not a dependency
 
 
 def from_equinox(make: Callable[[Key], EquinoxModule | tuple[EquinoxModule, Any]]) -> Model:
@@ -252,7 +252,7 @@ def _row_axis(eqx: Any, module: EquinoxModule) -> str:
 
 
 def _kind(leaf: Any) -> str:
-    """Return the tree that a leaf of the module goes into; empty for a leaf that is no array."""
+    """Return the tree that a leaf of the module goes into; empty unless it is an array."""
     if not isinstance(leaf, jax.ShapeDtypeStruct):
         return ""
     return "params" if jnp.issubdtype(leaf.dtype, jnp.inexact) else "buffers"

@@ -51,7 +51,7 @@ def attention(
         platform: platform of the compiled program, if it is not that of this machine.
 
     Raises:
-        ConfigError: if the heads are no multiple of the groups, a number is out of its range, or
+        ConfigError: if the heads are not a multiple of the groups, a number is out of its range, or
             the implementation does not support the arguments or the platform.
 
     Sources: Vaswani et al. 2017, arXiv 1706.03762; groups: Ainslie et al. 2023, arXiv 2305.13245;

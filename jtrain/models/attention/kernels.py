@@ -137,7 +137,7 @@ def splash(
     `interpret` runs the kernel anywhere, in plain operations: for tests.
 
     Raises:
-        ConfigError: if the program is not for a TPU, or the positions are no multiple of 128.
+        ConfigError: if the program is not for a TPU, or the positions are not a multiple of 128.
     """
     platform = platform or jax.default_backend()
     if platform != "tpu" and not interpret:

@@ -39,7 +39,7 @@ def read_config(folder: Path, name: str = CONFIG) -> HFConfig:
             f"{CONFIG}, tensors as {SUFFIX} and tokenizer.json."
         ) from None
     except ValueError as error:
-        raise CheckpointError(f"{path} is no JSON ({error}). Download it again.") from None
+        raise CheckpointError(f"{path} is not JSON ({error}). Download it again.") from None
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} holds a {type(found).__name__}, not a JSON object. "
                               f"Download it again.")  # fmt: skip

@@ -98,7 +98,8 @@ def _open(path: Path, changed: int) -> GGUFFile:
         raise
     except BROKEN as error:
         raise CheckpointError(
-            f"{path} is no complete GGUF file ({type(error).__name__}: {error}). Download it again."
+            f"{path} is not a complete GGUF file ({type(error).__name__}: {error}). "
+            f"Download it again."
         ) from None
     return GGUFFile(config, _named(path, config, raw))
 

@@ -138,7 +138,7 @@ def check_empty(directory: Path) -> None:
     """Raise CheckpointError if a directory has files, or is a file."""
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise CheckpointError(
-            f"{directory} exists and is no empty directory: nothing is written over other files. "
+            f"{directory} is not an empty directory, and nothing is written over other files. "
             f"Name another directory."
         )
 

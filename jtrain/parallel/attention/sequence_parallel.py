@@ -62,7 +62,7 @@ class SequenceParallelAttention:
     ) -> Float[Array, "b t h k"]:
         """Return `attention(q, k, v, segments)`.
 
-        The compiler splits attention that is no kernel over unsharded time. Other attention runs on
+        The compiler splits attention without a kernel over unsharded time. Other attention runs on
         the shards of each device, in a `shard_map` over the axes of rows, heads and time.
 
         Raises:

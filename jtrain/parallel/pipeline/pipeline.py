@@ -169,7 +169,7 @@ def through_stages(
 def _to_stages(schedule, split, leaf):
     """Reshape rows b ... to s g+1 c n ...: waiting microbatches, each stage with its own rows.
 
-    A leaving microbatch takes the place of the next group; the last entering one is no group.
+    A leaving microbatch takes the place of the next group; the last entering one is not a group.
     """
     cut = (schedule.stages, split.copies, split.parts, schedule.groups, -1)
     leaf = leaf.reshape(*cut, *leaf.shape[1:])

@@ -34,7 +34,7 @@ _COMPUTES = {
 
 
 def _static(default: Any = frozenset()) -> Any:
-    """Return a field that is no array, for JAX."""
+    """Return a field that is not an array, for JAX."""
     return dataclasses.field(default=default, metadata={"static": True})
 
 

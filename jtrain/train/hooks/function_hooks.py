@@ -35,7 +35,7 @@ def to_hook(observer: Observer, *, steps_per_call: int = 1) -> Hook:
                 return on_results(observer)
     name = getattr(observer, "__name__", type(observer).__name__)
     raise ConfigError(
-        f"{name} is no hook: it is neither a jt.Hook nor a function of (step, numbers), (step, "
+        f"{name} is not a hook: it is neither a jt.Hook nor a function of (step, numbers), (step, "
         f"state) or (step, results), by these names. Write def look(step, numbers): ..."
     )
 

@@ -223,7 +223,7 @@ class RunningMean:
             self.grad_norm += share * (grad_norm - self.grad_norm)
 
     def above(self, name: str, value: float, factor: float) -> bool:
-        """Return whether a loss or norm is more than `factor` times its mean; 0 is no bound.
+        """Return whether a loss or norm is more than `factor` times its mean; 0 is not a bound.
 
         With a mean below zero: whether it exceeds the mean by `factor - 1` times its size.
         """

@@ -33,7 +33,7 @@ class StepWindow(NamedTuple):
         window = cls(*map(int, found.groups())) if found else cls(0, 0)
         if not 2 <= window.first <= window.last:
             raise ConfigError(
-                f"--profile {text} is no window of steps; write --profile 10:15. It begins with "
+                f"--profile {text} is not a window of steps; write --profile 10:15. It begins with "
                 f"step 2 or later, as the first step of a process warms up."
             )
         if steps is not None and window.last > steps:

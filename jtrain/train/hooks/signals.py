@@ -189,7 +189,7 @@ class Signals:
 
 
 class _UnlessRepeated:
-    """Handler that restores the previous one at the first signal that is no repetition."""
+    """Handler that restores the previous one at the first signal that is not a repetition."""
 
     def __init__(self, request: ShutdownRequest, before: Any):
         self.before = before

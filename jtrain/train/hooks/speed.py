@@ -58,7 +58,7 @@ class Speed(Hook, Recorder):
     """Hook that measures the speed of a run and writes it to speed.jsonl.
 
     A step is timed when the devices have done it and not when it was dispatched. Time counts from
-    the end of the first call, so that compiling and the first call are no part of it; time inside
+    the end of the first call, so that compiling and the first call are not part of it; time inside
     `pause()` does not count. The speed is that of the last 10 s. The quantiles are
     those of the times between two calls that were done one after the other, without the first
     after a pause. This hook comes before the hooks that read it.

@@ -164,7 +164,6 @@ def scale(factor=START, growth=2000, minimum=1.0):
     return LossScale.start(factor, growth=growth, minimum=minimum)
 
 
-@pytest.mark.thorough
 def test_it_doubles_after_so_many_good_steps_in_a_row():
     here = scale(growth=3)
     factors = []

@@ -202,7 +202,7 @@ def test_the_page_lists_every_kind_in_its_order_with_its_variables():
 def test_notes_other_clusters_in_the_environment():
     assert "Slurm is set too" in detect(TORCHRUN | slurm(1)).note
     assert "Slurm is set too" in detect(slurm(3, JTRAIN_PROCESSES="1")).note
-    assert detect(MPI_5 | {"JTRAIN_COORDINATOR": "n1:1"}).note == "", "its own PMIx is no other"
+    assert detect(MPI_5 | {"JTRAIN_COORDINATOR": "n1:1"}).note == "", "its own PMIx is not another"
     assert "Kubernetes JobSet is set too" in detect(TPU | job_set(2)).note
 
 

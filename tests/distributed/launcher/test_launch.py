@@ -92,12 +92,12 @@ def test_the_exit_code_is_that_of_the_first_that_failed(tmp_path: Path):
 def test_the_same_mistake_of_all_is_shown_once(monkeypatch, capfd):
     monkeypatch.setattr(process_group, "FAREWELL", 20.0)
     code = "sys.stderr.write({!r}.format({})); sys.exit(2)"
-    mistake = "step={}: is no key\n"
+    mistake = "step={}: is not a key\n"
     assert launch(of(code.format(mistake, 3)), processes=3) == 2
     assert capfd.readouterr().err == f"{mistake.format(3)}all processes failed (exit code 2)\n"
     assert launch(of(code.format(mistake, "me")), processes=2) == 2
     err = capfd.readouterr().err
-    assert "is no key" in err
+    assert "is not a key" in err
     assert err.endswith("failed (exit code 2), and all were ended\n")
 
 

@@ -143,7 +143,7 @@ def test_a_slice_of_sky_pilot_is_asked_for_its_own_order(tmp_path):
     environ = environment_of_run(task, tmp_path, sky_variables(3, addresses))
     marks = {mark for kind in KINDS for mark in kind.variables}
     assert not marks & environ.keys(), "detect asks the metadata server only without variables"
-    assert detect(environ, root=tmp_path).kind == "one process"  # this machine is no TPU VM
+    assert detect(environ, root=tmp_path).kind == "one process"  # this machine is not a TPU VM
 
 
 def test_all_exit_codes_are_as_in_the_table():
@@ -206,7 +206,7 @@ def test_what_there_is_not_is_refused_with_what_there_is(topology, said):
 @pytest.mark.parametrize(
     ("engine", "topology", "changed", "said"),
     [
-        ("skypilot", "tpu7x:2x2x1", {}, "tpu7x is no TPU VM.* Use --engine k8s"),
+        ("skypilot", "tpu7x:2x2x1", {}, "tpu7x is not a TPU VM.* Use --engine k8s"),
         ("k8s", "h100:8", {"name": "GPT_2"}, "Write --name gpt-2"),
         ("k8s", "2*v6e:16x16", {"name": "a" * 50}, "6 characters more.* at most 44: --name a"),
         ("skypilot", "2*h100:8", {"claim": ""}, "share runs/. Write --claim HOST:/PATH"),

@@ -42,7 +42,7 @@ def test_one_json_object_in_base_units(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--only", "disc"], "--only disc is no check; the checks are packages, devices, disk"),
+        (["--only", "disc"], "--only disc is not a check; the checks are packages, devices, disk"),
         (["--only", "disc"], "did you mean disk?"),
         (["--timeout", "0"], "write --timeout 60"),
     ],

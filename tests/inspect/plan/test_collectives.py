@@ -227,7 +227,7 @@ def test_groups_in_every_format():
 def test_groups_in_an_unknown_format_raise():
     for spelt, said in [
         ("replica_groups=maximal_mesh[device_id=3]", "maximal_mesh.* have an unknown format"),
-        ("replica_groups=mesh['a'=8] {'b'}", "'b', which is no axis"),
+        ("replica_groups=mesh['a'=8] {'b'}", "'b', which is not an axis"),
         ("replica_groups=mesh['a'=8] {'a':(3)2}", "'a' does not divide"),
         ("replica_groups=mesh['a'=8, device_ids=(0,1)] {'a'}", "8 devices, and names 2"),
     ]:

@@ -109,7 +109,9 @@ def test_a_truncated_or_foreign_file_is_refused(golden, tmp_path):
     complete = path.read_bytes()
     for keep in (len(complete) - 64, 10):
         path.write_bytes(complete[:keep])
-        with pytest.raises(CheckpointError, match=r"is no complete GGUF file .*Download it again"):
+        with pytest.raises(
+            CheckpointError, match=r"is not a complete GGUF file .*Download it again"
+        ):
             PretrainedWeights(path)
     with pytest.raises(CheckpointError, match=r"general.architecture='mamba'.*reads llama, qwen2"):
         PretrainedWeights(write(tmp_path / "m.gguf", golden, architecture="mamba"))

@@ -86,7 +86,7 @@ def walk(bad_steps, start, stop, *, at=(), each=1, skipped=0, extra=False, scale
 
 def test_as_many_in_a_row_as_the_window_has_stop_the_run_and_say_what_to_try(tmp_path):
     bad_steps = judged(tmp_path, SkipPolicy(window=20))
-    assert walk(bad_steps, 1, 100, at=range(7, 26)) is None, "one less is no end"
+    assert walk(bad_steps, 1, 100, at=range(7, 26)) is None, "one less is not an end"
     found = walk(bad_steps, 101, 200, at=range(105, 300), skipped=19)
     assert found is not None
     step, stop = found

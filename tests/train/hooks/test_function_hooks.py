@@ -64,7 +64,7 @@ def test_a_hook_is_unchanged_and_other_values_are_refused():
     hook = EarlyStop()
     assert to_hook(hook) is hook
     for wrong in (lambda step, loss: None, print, Worst):
-        with pytest.raises(ConfigError, match=r"is no hook: .* \(step, numbers\)"):
+        with pytest.raises(ConfigError, match=r"is not a hook: .* \(step, numbers\)"):
             to_hook(wrong)
 
 

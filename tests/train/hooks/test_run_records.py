@@ -47,7 +47,7 @@ def test_what_is_not_finite_is_valid_json_and_comes_back(tmp_path):
     file = MetricsFile(JsonlWriter(tmp_path / "m.jsonl"), every=1)
     file.on_numbers(1, {"loss": math.nan, "up": math.inf, "each": np.array([-np.inf, 1.5])})
     file.rows.close()
-    refuse = lambda name: pytest.fail(f"{name} is no JSON")
+    refuse = lambda name: pytest.fail(f"{name} is not JSON")
     row = json.loads((tmp_path / "m.jsonl").read_text(), parse_constant=refuse)
     assert row == {"step": 1, "loss": "NaN", "up": "Infinity", "each": ["-Infinity", 1.5]}
     (row,) = read_rows(tmp_path / "m.jsonl")
