@@ -113,7 +113,7 @@ def test_data_comes_in_many_forms_and_is_the_same():
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        ({"optimizer": "adamv"}, ConfigError, 'optimizer="adamv" is none of .*; did you mean adam'),
+        ({"optimizer": "adamv"}, ConfigError, 'optimizer="adamv" is not one of .*; did you mean adam'),
         ({"optimizer": "sgd"}, ConfigError, "no default learning rate: give one, such as lr=0.01"),
         ({"guard": "rollback"}, ConfigError, 'saves none. Give the run a name, name="mine"'),
         ({"data": (X, Y[:9])}, DataError, "need one length"),
