@@ -13,12 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jax
-import numpy as np
 import pytest
 from plain_environ import plain_environ, until
 from quick_study import SLOW, write_study
 
-import jtrain as jt
 from jtrain.io.jsonl import read_rows
 
 # Makes its stdin the controlling terminal: closing it sends SIGHUP to the process.
@@ -94,13 +92,6 @@ def test_ctrl_c_that_ends_its_reader_too_loses_nothing(home: Path, compiled: Pat
     words = [sys.executable, "-m", "jtrain", *RUN]
     assert asked(home, compiled, words, ctrl_c, stdout=end, stderr=end) == 75
     check_nothing_lost(home)
-
-
-@pytest.mark.thorough
-def test_fit_trains_where_nothing_can_be_printed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sys, "stdout", None)
-    loss = lambda p, batch, rng: jt.Mean.of((batch["x"] - p["w"]) ** 2, batch["mask"])
-    assert jt.fit(loss, {"w": 0.0}, {"x": np.ones(8)}, steps=2, batch=8).step == 2
 
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"

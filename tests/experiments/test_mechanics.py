@@ -89,12 +89,6 @@ def test_the_cart_moves_as_lagrange_says():
         assert_close(found, state + 0.02 * rates, 1e-5)
 
 
-def test_returns_are_discounted_sums():
-    rewards = np.float32([[1, 1, 1, 0], [2, 0, 0, 4]])
-    expected = [[1.75, 1.5, 1, 0], [2.5, 1, 2, 4]]
-    assert_close(cart().to_go(jnp.asarray(rewards), 0.5), expected, 1e-6)
-
-
 def test_the_pole_stays_up_for_150_actions_after_40_updates():
     settings = (*SINGLE, "steps=40", "seed=3", "steps_per_call=10", "evaluate.every=0")
     outcome = trained(CART, *settings, "checkpoint.every=0", "log.every=1")

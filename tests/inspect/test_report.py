@@ -11,7 +11,6 @@ import pytest
 
 from jtrain.cli import main
 from jtrain.cli.report import find_runs
-from jtrain.errors import ConfigError
 from jtrain.inspect.report import read_run, render_page
 from jtrain.inspect.report.series import metric_charts, summarize_run, thin
 from jtrain.io.png import encode_png
@@ -44,12 +43,6 @@ def test_unreadable_rows_are_reported_and_the_others_read(tmp_path: Path):
     assert list(story.metrics) == ROWS
     rows = [line.split(" cannot")[0] for line in story.troubles]
     assert rows == [f"row {i} of metrics.jsonl" for i in (2, 3, 4, 5, 9)]
-
-
-def test_a_repeated_step_counts_once(tmp_path: Path):
-    rows = [*ROWS, {"step": 20, "loss": 7.0}, {"step": 20, "valid/loss": 1.0}]
-    story = read_run(write_run(tmp_path / "a", rows))
-    assert [r["loss"] for r in story.metrics if "loss" in r] == [1.0, 7.0, 1 / 3, 0.25]
 
 
 def test_missing_and_truncated_files_are_reported(tmp_path: Path):
@@ -207,13 +200,6 @@ def test_the_command_writes_the_page_and_reports_damages(tmp_path: Path, monkeyp
     assert found["runs"][0]["rate"] == 50.0
 
 
-def test_an_empty_directory_gives_a_page(tmp_path: Path):
-    (tmp_path / "none").mkdir()
-    text = render_page([read_run(tmp_path / "none")])
-    assert "has no run" in text
-    assert "<svg" not in text
-
-
 POINTS = [("lr=1e-2,seed=0", 0.3), ("lr=1e-2,seed=1", 0.5), ("lr=1e-3,seed=0", 0.1)]
 
 
@@ -242,14 +228,6 @@ def test_a_sweep_gives_its_runs_in_order():
 
 
 @pytest.mark.usefixtures("sweep")
-def test_a_glob_skips_files_and_repeats_no_run():
-    found = find_runs([*map(str, sorted(Path("runs/sw").iterdir())), "sw", "alone"])
-    assert named(found) == [*sorted(label for label, _ in POINTS), "alone"]
-    assert found.folder is None
-    assert found.skipped == ["runs/sw/sweep.json is a file, and is skipped"]
-
-
-@pytest.mark.usefixtures("sweep")
 def test_the_command_writes_a_page_of_a_sweep_with_its_ranking(capsys):
     assert main(["report", "sw"]) == 0
     said = capsys.readouterr()
@@ -263,11 +241,3 @@ def test_the_command_writes_a_page_of_a_sweep_with_its_ranking(capsys):
     lines = ranking.splitlines()
     assert lines[1].split()[:2] == ["1e-3", "0.1000"], "the best first"
     assert lines[2].split()[:4] == ["1e-2", "0.4000", "+-", "0.1414"]
-
-
-@pytest.mark.usefixtures("sweep")
-def test_an_unknown_word_raises():
-    with pytest.raises(
-        ConfigError, match=r"nothing is not a directory. Available in runs/: alone, sw"
-    ):
-        find_runs(["sw", "nothing"])

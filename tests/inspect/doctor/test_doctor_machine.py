@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from fakes import names, result, the, write_files
-from full_disk import files_of_at_most
+from fakes import names, result, the
 from permissions import permissions_hold
 
-from jtrain.inspect.doctor.checks import ChildResult, start_child
+from jtrain.inspect.doctor.checks import ChildResult
 from jtrain.inspect.doctor.disk import check_disk, probe
 
 
@@ -37,21 +36,6 @@ def test_a_directory_that_cannot_be_written(tmp_path):
         assert "disk-write" not in names(check_disk(runs, probed(runs)))
 
 
-def test_a_file_in_the_place_of_the_directory(tmp_path):
-    (tmp_path / "runs").write_text("")
-    finding = the(check_disk(tmp_path / "runs/a", probed(tmp_path / "runs/a")), "disk-write")
-    assert "move the file away" in finding.found
-    assert (tmp_path / "runs").read_text() == ""
-
-
-def test_a_disk_that_takes_no_more(tmp_path):
-    with files_of_at_most(1 << 20):
-        ended = probed(tmp_path)
-    finding = the(check_disk(tmp_path, ended), "disk-write")
-    assert "ulimit -f" in finding.found
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_space_and_speed(tmp_path):
     slow = {"bytes": 1 << 20, "seconds": 1.0, "fsync_seconds": 0.7}
     fast = {"bytes": 1 << 25, "seconds": 0.1, "fsync_seconds": 0.001}
@@ -62,13 +46,3 @@ def test_space_and_speed(tmp_path):
     ):
         ended = result(space={"free": free}, write=write, existing=str(tmp_path))
         assert names(check_disk(tmp_path, ended)) == found
-
-
-def test_a_file_server_that_hangs(tmp_path, monkeypatch):
-    write_files(tmp_path, {"hanging.py": "import time\ndef main(given): time.sleep(60)\n"})
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with start_child("hanging", {}, timeout=0.5) as wait:
-        ended = wait()
-    (finding,) = check_disk(tmp_path, ended)
-    assert finding.name == "disk-hangs"
-    assert "its file server hangs" in finding.found
