@@ -176,7 +176,7 @@ def test_only_the_named_experiment_is_imported(tmp_path: Path, monkeypatch):
 PLAIN = {
     "FP8.products", "FP8.exclude", "EvaluateConfig.sets", "CheckpointConfig.best",
     "Chat.day", "Chat.field", "Chat.ignore", "TextLines.field", "TextPairs.marks", "Mixture.tokenizer", "Tokens.tokenizer", "CharacterTokens.alphabet",
-    "PretrainedTokenizer.end", "Lora.on", "ParamGroup.match", "Muon.adamw", "Muon.stacks", "OptimizerConfig.decay",
+    "PretrainedTokenizer.end", "Lora.on", "ParamGroup.match", "Muon.adamw", "Muon.stacks", "Optax.args", "OptimizerConfig.decay",
     "Prompt.text", "ImageClassifier.preset", "CustomOptimizer.kind", "Published.kind", "Config.optimizer", "Mixture.parts", "BaseConfig.experiment",
 }  # fmt: skip
 
