@@ -13,7 +13,6 @@ from jtrain.optim import Optax, Optimizer, ParamGroup
 PARAMS = {"kernel": jnp.arange(6.0).reshape(2, 3) / 6, "bias": jnp.ones(3)}
 MADE = {
     "rmsprop": (lambda rate: optax.rmsprop(rate, momentum=0.9), {"momentum": 0.9}),
-    "adan": (optax.adan, {}),
     "contrib.prodigy": (optax.contrib.prodigy, {}),
     "contrib.momo": (optax.contrib.momo, {}),  # takes the value of the loss
 }

@@ -116,7 +116,6 @@ def test_a_foreign_run_finds_the_experiment_of_the_current_directory(home, tmp_p
 
 
 def test_a_study_below_a_folder_runs_has_its_own_experiments(tmp_path: Path, monkeypatch):
-    """`/data/runs/me/study` is not a run."""
     study = tmp_path / "runs" / "me" / "study"
     config = write_study(study, config=YAML)
     monkeypatch.chdir(study)
