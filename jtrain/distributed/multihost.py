@@ -83,15 +83,15 @@ def _connect() -> None:
 @contextlib.contextmanager
 def _quiet_output() -> Iterator[None]:
     """Drop what C++ code of this process writes to the standard output in the block."""
-    sys.stdout.flush()
-    shown, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 1)
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError, AttributeError):  # there may be no standard output
+            sys.stdout.flush()
+            shown = os.dup(1)
+            stack.callback(os.close, shown)
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), 1)
+            stack.callback(os.dup2, shown, 1)
         yield
-    finally:
-        os.dup2(shown, 1)
-        os.close(shown)
-        os.close(nowhere)
 
 
 def barrier() -> None:
