@@ -16,6 +16,7 @@ from jtrain.core.types import Leaf
 from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import CheckpointError
 from jtrain.errors.spelling import did_you_mean
+from jtrain.io.hub import is_hub_name
 from jtrain.io.object_store import is_address
 from jtrain.io.safetensors import INDEX_SUFFIX, SUFFIX, read_tensors
 from jtrain.models.pretrained.folder import check_no_pickle
@@ -88,6 +89,8 @@ def open_source(
 ) -> WeightsSource:
     """Open the source at `path`: a run, a checkpoint, a file of tensors or a published model.
 
+    What is on this disk comes before a name on the Hub.
+
     Args:
         path: as `init_from.path`.
         step: which checkpoint of a run.
@@ -116,12 +119,14 @@ def open_source(
                 # The run may save meanwhile: every process uses the step that the first one found.
                 search = functools.partial(_find_step, directory, step, owner)
                 return CheckpointWeights(directory, broadcast_from_first(search)["step"])
+    if is_hub_name(path) and Path(path).parts[0] != RUNS.name:
+        return PretrainedWeights(path, stacked=stacked)
     folders = (d for d in RUNS.glob("*/checkpoints") if not directory_entries.links_outside(d))
     runs = sorted(folder.parent.name for folder in folders if layout.list_steps(folder))
     near = did_you_mean(Path(path).name, runs)
     raise CheckpointError(
         f"init_from.path={path} is no run with a checkpoint, no checkpoint, no file of tensors "
-        f"({SUFFIX}) and no folder with config.json. In runs/ there is "
+        f"({SUFFIX}), no folder with config.json and no org/name of the Hub. In runs/ there is "
         f"{', '.join(runs) or 'none'}{near}; write the name of a run, or the path of a file."
     )
 

@@ -1,7 +1,9 @@
 """`jtrain export RUN --to hf | safetensors | stablehlo OUT`: a trained model for other programs."""
 
 import argparse
+import contextlib
 import json
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from jtrain.cli.arguments import Arguments, find_config, parse_step
 from jtrain.cli.output import print_text as print
 from jtrain.errors import CheckpointError, UserError
 from jtrain.io.formatting import format_bytes
+from jtrain.io.hub import check_repository, push_folder
 from jtrain.io.object_store import check_local_path
 
 FORMATS = {
@@ -22,19 +25,39 @@ FORMATS = {
 def main(argv: Sequence[str]) -> int:
     """Write the model; return the exit code."""
     args = _arguments().parse(argv)
-    check_local_path(args.out, "jtrain export: OUT")
-    if args.dtype and args.to != "hf":
-        raise UserError(
-            f"jtrain export: --dtype is for --to hf. Leave it out, or write --to hf (found --to "
-            f"{args.to})"
-        )
+    _check_options(args)
 
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # leave the accelerator to a run that may be training
-    found, text = {"hf": _hf, "safetensors": _safetensors, "stablehlo": _stablehlo}[args.to](args)
+    write = {"hf": _hf, "safetensors": _safetensors, "stablehlo": _stablehlo}[args.to]
+    with contextlib.nullcontext(args.out) if args.out else tempfile.TemporaryDirectory() as out:
+        args.out = out
+        found, text = write(args)
+        if args.push:
+            found["url"] = push_folder(Path(out), args.push, private=args.private)
+            text = f"{text}\n{found['url']}"
     print(json.dumps(found) if args.json else text)
     return 0
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """Raise UserError for options that do not go together."""
+    check_local_path(args.out, "jtrain export: OUT")
+    if args.push:
+        check_repository(args.push, "--push")
+    if not (args.out or args.push):
+        raise UserError(
+            f"jtrain export: OUT is missing: jtrain export {args.run} OUT --to {args.to}"
+        )
+    for option in ("dtype", "push"):
+        if getattr(args, option) and args.to != "hf":
+            raise UserError(
+                f"jtrain export: --{option} is for --to hf. Leave it out, or write --to hf (found "
+                f"--to {args.to})"
+            )
+    if args.private and not args.push:
+        raise UserError("jtrain export: --private is for --push; write --push ME/NAME --private")
 
 
 def export_safetensors(
@@ -140,15 +163,21 @@ def _arguments() -> Arguments:
         + "\n".join(f"  --to {name:12} {words}" for name, words in FORMATS.items()),
         "chat --to hf chat-hf",
         "chat --to hf chat-hf --dtype bfloat16 --step best",
+        "chat --to hf --push me/chat --private",
         "digits --to stablehlo digits-served",
         "shakespeare --to safetensors shakespeare.safetensors",
     )
     parser.add_run()
-    parser.add_argument("out", metavar="OUT", help="the new folder, or file of tensors")
+    words = "the new folder, or file of tensors; may be left out with --push"
+    parser.add_argument("out", metavar="OUT", nargs="?", default="", help=words)
     parser.add_argument("--to", choices=list(FORMATS), required=True, help="the format")
     parser.add_step()
     words = "of the tensors; default that of the model in model.from, or float32"
     choices = ["", "float32", "bfloat16", "float16"]
     parser.add_argument("--dtype", default="", choices=choices, metavar="TYPE", help=words)
+    words = "also upload the folder to a model on the Hugging Face Hub; by the token in HF_TOKEN"
+    parser.add_argument("--push", default="", metavar="ORG/NAME", help=words)
+    words = "visibility of a new model; default the Hub's for its owner, which is public"
+    parser.add_argument("--private", action="store_true", help=words)
     parser.add_json()
     return parser

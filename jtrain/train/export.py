@@ -20,6 +20,7 @@ from jtrain.core.rows import with_rows
 from jtrain.core.types import Batch
 from jtrain.errors import CheckpointError, ConfigError
 from jtrain.finetune.lora import Lora, LowRankAdapter, build_adapter
+from jtrain.io.hub import local_folder
 from jtrain.io.safetensors import write_safetensors
 from jtrain.models.layers.low_rank import LowRank, Quantized
 from jtrain.models.pretrained.families import family_name, family_of
@@ -28,6 +29,7 @@ from jtrain.models.pretrained.tensors_table import model_shapes
 from jtrain.models.pretrained.write import Export, check_empty, without_class_names, write_folder
 from jtrain.models.transformer import Transformer
 from jtrain.train.loaded_run import LoadedRun, load
+from jtrain.train.run_dir import RunDir
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -58,9 +60,11 @@ def export_hf(config: Path, directory: Path, step: int, out: Path, dtype: str = 
             f"family. Export the tensors: --to safetensors"
         )
     model = with_sizes_of_data(model, record)
-    source = Path(getattr(model, "pretrained", "") or "")
-    known = bool(source.name) and is_pretrained(source)
-    base = read_hf_config(source) if known else {}
+    RunDir(directory.parent).pin_models()
+    name = getattr(model, "pretrained", "")
+    source = local_folder(name, weights=False)
+    known = bool(name) and is_pretrained(source)
+    base = read_hf_config(name) if known else {}
     start = resolved.init_from
     if start.path or not is_requested("head/bias", start):
         base = without_class_names(base)  # they are of another head

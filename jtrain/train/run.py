@@ -19,6 +19,7 @@ from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.distributed.watchdog import StartupProgress, Watchdog
 from jtrain.errors import ConfigError, UserError
 from jtrain.errors.user_code import api_boundary
+from jtrain.io.hub import pin_commits, resolved_commits
 from jtrain.io.log import LOG, RunLog
 from jtrain.train.code_digest import digest_code
 from jtrain.train.compile_step import record_compile, resolve_with_step_time
@@ -98,6 +99,9 @@ def run(
         # Broadcasting starts the devices, and a single process has nothing to wait for.
         several = cluster.processes > 1
         identity = broadcast_from_first(run_dir.identify) if several else run_dir.identify()
+        run_dir.pin_models()
+        if several:  # a branch may have moved between two processes
+            pin_commits(broadcast_from_first(resolved_commits))
         for line in (*cluster.describe(), *flags, *matched.changed, *edited):
             LOG.info(line)
         log_changes(run_dir, identity, os.environ)
@@ -198,6 +202,8 @@ def _record_start(store: DirectoryStore, program: Program, resume: ResumePoint) 
     facts |= get_environment(resolved.devices)
     facts |= {"layout": dict(resolved.strategy.axes), "shards": resolved.strategy.shares}
     facts |= {"steps": config.steps, "code": digest_code(config.code_root())}
+    if commits := resolved_commits():
+        facts["hub"] = commits
     if resolved.experiment.tokenizer:
         facts["tokenizer"] = resolved.experiment.tokenizer
     if resolved.lengths.seconds:

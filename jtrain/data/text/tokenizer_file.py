@@ -8,6 +8,7 @@ from jtrain.data.sources.files import find_files
 from jtrain.data.text.tokenizers import BPE, ByteTokenizer, Tokenizer, Vocabulary
 from jtrain.errors import DataError
 from jtrain.io import gguf_header
+from jtrain.io.hub import local_folder
 from jtrain.io.regular_files import read_json
 
 GGUF = ".gguf"
@@ -96,10 +97,13 @@ END = "<|endoftext|>"
 def read_tokenizer(path: str | Path, *, end: str = END) -> Tokenizer:
     """Read the tokenizer of a file: of `jtrain data prepare`, any tokenizer.json, or a GGUF file.
 
+    In place of a tokenizer.json stands its folder too, or the name of a model on the Hub.
+
     Raises:
         DataError: no such file, or no tokenizer in it.
     """
-    (path,) = find_files(path)
+    folder = local_folder(str(path), weights=False)
+    (path,) = find_files(folder / "tokenizer.json" if folder.is_dir() else path)
     if path.suffix == GGUF:
         return read_gguf_tokenizer(path, end=end)
     try:
