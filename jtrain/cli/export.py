@@ -12,11 +12,12 @@ from jtrain.cli.arguments import Arguments, find_config, parse_step
 from jtrain.cli.output import print_text as print
 from jtrain.errors import CheckpointError, UserError
 from jtrain.io.formatting import format_bytes
-from jtrain.io.hub import check_repository, push_folder
+from jtrain.io.hub import push_folder
 from jtrain.io.object_store import check_local_path
 
 FORMATS = {
     "hf": "a folder that transformers, vLLM and llama.cpp's converter load",
+    "peft": "the adapter of a run with lora, which the package peft loads",
     "safetensors": "one file of the parameters, under jtrain's names",
     "stablehlo": "a folder with the compiled function of the model, by jax.export, and its weights",
 }
@@ -30,7 +31,8 @@ def main(argv: Sequence[str]) -> int:
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # leave the accelerator to a run that may be training
-    write = {"hf": _hf, "safetensors": _safetensors, "stablehlo": _stablehlo}[args.to]
+    writers = {"hf": _hf, "peft": _peft, "safetensors": _safetensors, "stablehlo": _stablehlo}
+    write = writers[args.to]
     with contextlib.nullcontext(args.out) if args.out else tempfile.TemporaryDirectory() as out:
         args.out = out
         found, text = write(args)
@@ -44,17 +46,15 @@ def main(argv: Sequence[str]) -> int:
 def _check_options(args: argparse.Namespace) -> None:
     """Raise UserError for options that do not go together."""
     check_local_path(args.out, "jtrain export: OUT")
-    if args.push:
-        check_repository(args.push, "--push")
     if not (args.out or args.push):
         raise UserError(
             f"jtrain export: OUT is missing: jtrain export {args.run} OUT --to {args.to}"
         )
-    for option in ("dtype", "push"):
-        if getattr(args, option) and args.to != "hf":
+    for option, formats in {"dtype": ["hf"], "push": ["hf", "peft"]}.items():
+        if getattr(args, option) and args.to not in formats:
             raise UserError(
-                f"jtrain export: --{option} is for --to hf. Leave it out, or write --to hf (found "
-                f"--to {args.to})"
+                f"jtrain export: --{option} is for --to {' and '.join(formats)}. Leave it out, or "
+                f"write --to hf (found --to {args.to})"
             )
     if args.private and not args.push:
         raise UserError("jtrain export: --private is for --push; write --push ME/NAME --private")
@@ -131,6 +131,15 @@ def _hf(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
         f"{done.directory}: {done.family} of step {step}, {done.tensors} tensors of {done.dtype}, "
         f"{format_bytes(done.bytes)}{copied}"
     )
+
+
+def _peft(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from jtrain.train.export import export_peft
+
+    directory, step = _checkpoint(args)
+    size = export_peft(find_config(args.run, "export"), directory, step, Path(args.out))
+    found = {"directory": str(args.out), "step": step, "bytes": size}
+    return found, f"{args.out}: adapter of step {step}, {format_bytes(size)}"
 
 
 def _stablehlo(args: argparse.Namespace) -> tuple[dict[str, Any], str]:

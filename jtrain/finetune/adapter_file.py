@@ -17,6 +17,10 @@ from jtrain.errors import CheckpointError
 from jtrain.finetune.lora import AdaptedLeaf, Lora, LowRankAdapter
 from jtrain.io.safetensors import read_metadata, read_tensors, write_safetensors
 from jtrain.models.layers.low_rank import add_product, as_dense
+from jtrain.models.pretrained.families import family_name, family_of
+from jtrain.models.pretrained.peft import write_terms
+from jtrain.models.pretrained.source import read_hf_config
+from jtrain.models.pretrained.write import check_empty
 
 _FORMAT = "jtrain adapter 1"
 
@@ -54,6 +58,36 @@ def write_adapter(path: Path, adapter: LowRankAdapter, params: Params, extra: Ex
         "base": json.dumps(fingerprints(extra["base"])),
     }
     return write_safetensors(path, tensors, about)
+
+
+def write_peft_adapter(
+    folder: Path, adapter: LowRankAdapter, params: Params, model: Any, base: str = ""
+) -> int:
+    """Write the terms as an adapter of the package peft; return the bytes of its tensors.
+
+    Args:
+        folder: is made; must be empty.
+        params: of a run with an adapter: the terms.
+        model: our config.
+        base: name or folder of the model that they are added to, for the reader.
+
+    Raises:
+        CheckpointError: if no published family computes the model, or a term is of another layer.
+    """
+    check_empty(folder)
+    model = dataclasses.replace(model, scan=False) if getattr(model, "scan", False) else model
+    terms = {}
+    for name, leaf in adapter.leaves.items():
+        a, b = (np.asarray(params[name][part], np.float32) for part in "ab")
+        if leaf.stack:
+            for i in range(leaf.shape[0]):
+                terms[name.replace("blocks/", f"blocks/{i}/", 1)] = a[i], b[i]
+        else:
+            terms[name] = a, b
+    family = family_of(model, family_name(read_hf_config(base)) if base else "")
+    used = adapter.settings
+    about = {"r": used.rank, "lora_alpha": used.alpha, "lora_dropout": used.dropout}
+    return write_terms(folder, family, model, terms, about, base)
 
 
 def read_adapter(path: Path | str) -> SavedAdapter:

@@ -21,10 +21,10 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _FILES = (".safetensors", ".gguf", ".json", ".jinja", ".txt", ".bin", ".pt", ".pth", ".ckpt")
 # A pickle is never downloaded: reading one runs the program in it.
 _SMALL = (
-    *("config.json", "generation_config.json", "preprocessor_config.json", "adapter_config.json"),
-    *("*.safetensors.index.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
+    *("*config.json", "*.safetensors.index.json", "tokenizer.json", "tokenizer.model"),
     *("special_tokens_map.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja"),
 )
+_OTHER_COPIES = ("*/*", "consolidated*")  # of the same weights
 _commits: dict[str, str] = {}  # by the names that this process has resolved
 _folders: dict[tuple[str, bool], Path] = {}  # by name and `weights`
 
@@ -84,20 +84,16 @@ def push_folder(folder: Path, name: str, *, private: bool) -> str:
     Raises:
         CheckpointError: if the Hub refuses it, or cannot be reached.
     """
-    hub = _import(name)
-    with _hub_errors(name, upload=True):
-        api = hub.HfApi()
+    api = _import(name).HfApi()
+    try:
         url = api.create_repo(name, private=private or None, exist_ok=True)
         api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload from jtrain")
-    return str(url)
-
-
-def check_repository(name: str, option: str) -> None:
-    """Raise CheckpointError unless a text is `org/name`."""
-    if not _NAME.fullmatch(name) or "@" in name:
+    except Exception as error:  # of the network or the server
         raise CheckpointError(
-            f"{option} {name} is no repository of the Hub; write {option} ME/NAME"
-        )
+            f"the upload to {name} failed ({_reason(error)}). Give a token that may write there "
+            f"(HF_TOKEN=hf_..., or: hf auth login), and push again."
+        ) from None
+    return str(url)
 
 
 def _download(name: str, weights: bool) -> Path:
@@ -106,7 +102,10 @@ def _download(name: str, weights: bool) -> Path:
     patterns = [*_SMALL, "*.safetensors"] if weights else list(_SMALL)
     with _hub_errors(name):
         found = hub.snapshot_download(
-            repo, revision=_commits.get(name, revision), allow_patterns=patterns
+            repo,
+            revision=_commits.get(name, revision),
+            allow_patterns=patterns,
+            ignore_patterns=list(_OTHER_COPIES),
         )
     return Path(found)
 
@@ -124,23 +123,23 @@ def _import(name: str) -> ModuleType:
 
 
 @contextmanager
-def _hub_errors(name: str, *, upload: bool = False) -> Iterator[None]:
+def _hub_errors(name: str) -> Iterator[None]:
     """Raise CheckpointError, with what to type, for the errors of huggingface_hub."""
     from huggingface_hub import constants, errors
 
     repo, revision = split_name(name)
     page = f"{constants.ENDPOINT}/{repo}"
-    login = f"a token (HF_TOKEN=hf_..., or: hf auth login) that may {'write' if upload else 'read'}"
+    login = "a token that may read it (HF_TOKEN=hf_..., or: hf auth login)"
     try:
         yield
     except errors.GatedRepoError:
-        words = f"is gated. Accept its terms at {page}, and give {login} it"
+        words = f"is gated. Accept its terms at {page}, and give {login}"
     except errors.RevisionNotFoundError:
         words = f"has no revision {revision}. Name a branch, a tag or a commit of {page}/commits"
     except (errors.RepositoryNotFoundError, errors.HFValidationError):
         words = (
             f"is neither a local path nor a model on the Hub that you may see. Correct the name, "
-            f"or, for a private model, give {login} it"
+            f"or, for a private model, give {login}"
         )
     except errors.LocalEntryNotFoundError as error:
         offline = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _reason(error.__cause__)
@@ -149,14 +148,14 @@ def _hub_errors(name: str, *, upload: bool = False) -> Iterator[None]:
             f"is not asked ({offline}). Where there is a network: hf download {repo} --revision "
             f"{revision}; then copy its cache here, and name its folder by HF_HOME"
         )
-    except errors.HfHubHTTPError as error:
-        forbidden = error.response.status_code in (401, 403)
-        words = f"was refused. Give {login} it" if forbidden else f"failed: {_reason(error)}"
     except Exception as error:  # of the network, the disk or the server
-        words = f"failed: {_reason(error)}. The same command goes on where the transfer ended"
+        words = (
+            f"could not be downloaded: {_reason(error)}. The same command continues the download; "
+            f"if it was refused, give {login}"
+        )
     else:
         return
-    raise CheckpointError(f"{'upload to ' if upload else ''}{name} {words}.")
+    raise CheckpointError(f"{name} {words}.")
 
 
 def _reason(error: BaseException | None) -> str:

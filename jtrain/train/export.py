@@ -19,6 +19,7 @@ from jtrain.core.pytree import named_leaves
 from jtrain.core.rows import with_rows
 from jtrain.core.types import Batch
 from jtrain.errors import CheckpointError, ConfigError
+from jtrain.finetune.adapter_file import write_peft_adapter
 from jtrain.finetune.lora import Lora, LowRankAdapter, build_adapter
 from jtrain.io.hub import local_folder
 from jtrain.io.safetensors import write_safetensors
@@ -79,6 +80,32 @@ def export_hf(config: Path, directory: Path, step: int, out: Path, dtype: str = 
         base=base if family_name(base) == family.name else {},
         beside=source if known and source.is_dir() else None,
     )
+
+
+def export_peft(config: Path, directory: Path, step: int, out: Path) -> int:
+    """Write the terms of a run with LoRA as an adapter of the package peft; return its bytes.
+
+    Raises:
+        CheckpointError: if the run has no terms, or its model no published family.
+    """
+    resolved = resolve(config).config
+    model, lora = getattr(resolved, "model", None), getattr(resolved, "lora", Lora())
+    layout.check_valid(directory, step)
+    record = layout.read_record(directory, step)["leaves"]
+    if not has_terms(record) or not hasattr(model, "build"):
+        raise CheckpointError(
+            f"{config} has no `lora` beside a model of jtrain, so there is no adapter. Export the "
+            f"model: --to hf"
+        )
+    RunDir(directory.parent).pin_models()
+    model = with_sizes_of_data(model, record)
+    built = model.build()
+    params, _ = jax.eval_shape(built.init, jax.random.key(0))
+    adapter = build_adapter(lora, params, built.dims, built.linear)
+    arrays = inspect.read_arrays(directory, step, [n for n in record if n.startswith("params/")])
+    term = lambda name: {part: arrays[f"params/{name}/{part}"] for part in "ab"}
+    terms = {name: term(name) for name in adapter.leaves}
+    return write_peft_adapter(out, adapter, terms, model, getattr(model, "pretrained", ""))
 
 
 def with_sizes_of_data(model: Any, record: Any) -> Any:

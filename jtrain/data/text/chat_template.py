@@ -10,9 +10,8 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from jtrain.data.sources.source import import_optional
-from jtrain.data.text.tokenizer_file import GGUF, read_header
+from jtrain.data.text.tokenizer_file import GGUF, model_file, read_header
 from jtrain.errors import DataError
-from jtrain.io.hub import local_folder
 from jtrain.io.regular_files import parse_json, read_bytes
 
 Message: TypeAlias = Mapping[str, Any]  # role, content and what else a turn says
@@ -327,19 +326,15 @@ MOST = 1 << 26  # bytes
 def read_template(path: str, day: str = "") -> ChatTemplate:
     """Return the template of a file; ChatML for an empty path. A date in it is that of `day`.
 
-    The file may be that of a published model: a folder, or a name on the Hub.
-
     The tokens that it may write come from the GGUF file or the tokenizer_config.json: the file
-    itself, or the one beside it.
+    itself, or the one beside it. `path` may be a folder, or a name on the Hub.
 
     Raises:
         DataError: if the file cannot be read, or has no template.
     """
     if not path:
         return ChatTemplate(CHATML)
-    name = f"data.template={path}"
-    folder = local_folder(path, weights=False)
-    path = str(_template_file(folder) if folder.is_dir() else path)
+    name, path = f"data.template={path}", model_file(path, "chat_template.jinja", CONFIG)
     text = "" if path.endswith(GGUF) else _read(Path(path), name)
     if path.endswith((GGUF, ".json")):
         config = _gguf_config(Path(path)) if path.endswith(GGUF) else _parsed(text, name)
@@ -347,11 +342,6 @@ def read_template(path: str, day: str = "") -> ChatTemplate:
     beside = Path(path).parent / CONFIG
     config = _parsed(_read(beside, str(beside)), str(beside)) if beside.is_file() else {}
     return ChatTemplate(text, path, day=day, **_tokens(config, str(beside)))
-
-
-def _template_file(folder: Path) -> Path:
-    alone = folder / "chat_template.jinja"
-    return alone if alone.is_file() else folder / CONFIG
 
 
 def _gguf_config(path: Path) -> dict[str, Any]:

@@ -102,8 +102,7 @@ def read_tokenizer(path: str | Path, *, end: str = END) -> Tokenizer:
     Raises:
         DataError: no such file, or no tokenizer in it.
     """
-    folder = local_folder(str(path), weights=False)
-    (path,) = find_files(folder / "tokenizer.json" if folder.is_dir() else path)
+    (path,) = find_files(model_file(str(path), "tokenizer.json"))
     if path.suffix == GGUF:
         return read_gguf_tokenizer(path, end=end)
     try:
@@ -118,6 +117,14 @@ def read_tokenizer(path: str | Path, *, end: str = END) -> Tokenizer:
     if "kind" in parsed:
         return build_tokenizer(parsed)
     return BPE(parsed, end=end)
+
+
+def model_file(path: str, *names: str) -> str:
+    """Return a path; the first of these files there is, if it is a folder or a name on the Hub."""
+    folder = local_folder(path, weights=False)
+    if not folder.is_dir():
+        return path
+    return str(next((folder / n for n in names if (folder / n).is_file()), folder / names[-1]))
 
 
 def build_tokenizer(description: dict[str, Any]) -> Tokenizer:

@@ -27,12 +27,14 @@ from jtrain.models.pretrained.family import Family, HFConfig
 from jtrain.models.pretrained.folder import (
     assumed_range,
     check_no_pickle,
+    is_adapter,
     is_folder,
     read_config,
     read_folder,
     read_pixels,
 )
 from jtrain.models.pretrained.gguf import GGUF, read_gguf
+from jtrain.models.pretrained.peft import add_adapter, base_of
 from jtrain.models.pretrained.tensors_table import (
     HEAD,
     Index,
@@ -58,10 +60,13 @@ def is_pretrained(path: Path) -> bool:
 def read_hf_config(name: str | Path) -> HFConfig:
     """Return the config.json of a folder or a name on the Hub, or the entries of a GGUF file.
 
+    An adapter of peft has that of its base.
+
     A head that differs from the embedding is used, also where config.json ties them: programs that
     train parts of a model apart write both. `transformers` 5 does the same.
     """
-    path = local_folder(str(name), weights=False)
+    name = _name_of_base(str(name))
+    path = local_folder(name, weights=False)
     if path.suffix == GGUF:
         return read_gguf(path).config
     check_no_pickle(path)
@@ -74,16 +79,22 @@ def read_hf_config(name: str | Path) -> HFConfig:
     return {**hf, TIED: False} if _has_own_head(name, hf) else hf
 
 
-def _has_own_head(name: str | Path, hf: HFConfig) -> bool:
+def _name_of_base(name: str) -> str:
+    """Return the name of the model that an adapter belongs to; of another model, its own."""
+    path = local_folder(name, weights=False)
+    return base_of(path) if is_adapter(path) else name
+
+
+def _has_own_head(name: str, hf: HFConfig) -> bool:
     """Return whether a model's config.json ties the head, and its tensors do not."""
     family = FAMILIES.get(family_name(hf))
     if family is None or not family.read(hf).get("tied"):
         return False
-    path = local_folder(str(name), weights=False)
+    path = local_folder(name, weights=False)
     index = path / f"model{INDEX_SUFFIX}"
     if index.is_file() and not str(read_config(path, index.name)).count(HEAD):
         return False
-    path = local_folder(str(name))
+    path = local_folder(name)
     files = sorted(path.glob("*.safetensors*"))
     stats = tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files)
     return _heads_differ(path, stats)
@@ -120,7 +131,7 @@ def read_values(path: str, kind: str) -> Mapping[str, Any]:
         )
     values = model_values(family, hf)
     if "pixels" in values:
-        folder = local_folder(path, weights=False)
+        folder = local_folder(_name_of_base(path), weights=False)
         pixels = read_pixels(folder, family, hf, build_model(family, hf))
         values["pixels"] = {**values["pixels"], **pixels}
     return values
@@ -130,7 +141,7 @@ def describe_source(model: Any) -> list[str]:
     """Return lines where a config of ours has what the config.json of its folder does not say."""
     name = getattr(model, "pretrained", "")
     path = folder_if_any(name)
-    if path is None or not is_folder(path):
+    if path is None or not is_folder(path) or is_adapter(path):
         return []
     hf = read_config(path)
     if hasattr(model, "pixels"):
@@ -158,7 +169,7 @@ def folder_if_any(name: str) -> Path | None:
 
 
 class PretrainedWeights:
-    """Parameters of a published model, under our names.
+    """Parameters of a published model, under our names; an adapter of peft is added to its base.
 
     Args:
         name: a folder, a GGUF file, or a name on the Hub.
@@ -169,12 +180,17 @@ class PretrainedWeights:
     """
 
     def __init__(self, name: str | Path, *, stacked: bool = False):
-        path = local_folder(str(name))
+        path, base = local_folder(str(name)), _name_of_base(str(name))
         self.where = f"{name} at commit {path.name}" if is_hub_name(str(name)) else str(name)
         self.hf = read_hf_config(name)
         self.family: Family = find_family(self.hf, self.where)
         self.model = build_model(self.family, self.hf)
-        tensors: Tensors = read_gguf(path).tensors if path.suffix == GGUF else read_folder(path)
+        source = local_folder(base)
+        tensors: Tensors = (
+            read_gguf(source).tensors if source.suffix == GGUF else read_folder(source)
+        )
+        if source != path:
+            tensors = add_adapter(path, self.family, tensors)
         self._table = make_table(self.family, self.model, tensors, self.where)
         self._layers = self.model.layers if stacked and hasattr(self.model, "layers") else 0
         self.found: Mapping[str, jax.ShapeDtypeStruct] = dict(self._found())
