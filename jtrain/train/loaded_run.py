@@ -31,7 +31,7 @@ from jtrain.train.fit_data import is_fit_run, read_weights
 from jtrain.train.predict import ROWS, compile_rows, make_outputs, predict_rows
 from jtrain.train.program import Program
 from jtrain.train.restore import restore_run
-from jtrain.train.run_dir import RunDir, find_run
+from jtrain.train.run_dir import find_run
 from jtrain.train.runtime import enable_compilation_cache
 
 ADDED = {"row", "mask"}  # added when rows are batched
@@ -231,7 +231,6 @@ def load(
     """
     path = find_run(run, "jt.load")
     if not is_fit_run(path):
-        RunDir(path).pin_models()
         config = resolve(path / "config.yaml").config
         if parallel is not None:
             config = dataclasses.replace(config, parallel=fit_arguments.build_strategy(parallel))

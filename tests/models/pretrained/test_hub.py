@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from jtrain.cli import main
 from jtrain.errors import CheckpointError
-from jtrain.io.hub import local_folder, pin_commits, resolved_commits
+from jtrain.io.hub import local_folder, pin_commits, push_folder, resolved_commits
 from jtrain.models.pretrained.source import PretrainedWeights, read_hf_config
 from jtrain.models.transformer import Transformer
 
@@ -98,6 +98,20 @@ def test_what_the_hub_refuses_says_what_to_type(hub, tmp_path, monkeypatch):
     assert "hf_secret" not in str(caught.value)
 
 
+def test_a_folder_is_pushed_as_it_is(hub, tmp_path, monkeypatch):
+    folder = published.write_model(tmp_path / "out", published.golden("llama"))
+    with pytest.raises(
+        CheckpointError, match=r"upload to me/mine failed .*Give a token that may w"
+    ):
+        push_folder(folder, "me/mine", private=True)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    assert push_folder(folder, "me/mine", private=True) == f"{hub.url}/me/mine"
+    assert "private" in (hub.created.get("visibility"), *hub.created)
+    assert hub.pushed == {x.name: x.read_bytes() for x in folder.iterdir()}
+    with pytest.raises(CheckpointError, match="upload to mine/a/b failed"):
+        push_folder(folder, "mine/a/b", private=False)
+
+
 RUN = """
 experiment: language
 name: tuned
@@ -110,6 +124,7 @@ evaluate: {every: 0}
 """
 
 
+@pytest.mark.thorough
 def test_a_run_keeps_its_commit_and_is_pushed(hub, tmp_path, monkeypatch, capsys):
     first = put_llama(hub, tmp_path / "one")
     (tmp_path / "tuned.yaml").write_text(RUN)
@@ -120,13 +135,9 @@ def test_a_run_keeps_its_commit_and_is_pushed(hub, tmp_path, monkeypatch, capsys
     assert main(["run", "tuned.yaml", "steps=2"]) == 0
     assert json.loads(Path("runs/tuned/run.json").read_text())["hub"] == {"org/small": first}
 
-    push = ["export", "tuned", "--to", "hf", "--push", "me/mine"]
-    assert main(push) != 0
-    assert "Give a token that may write there (HF_TOKEN=" in capsys.readouterr().err
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    assert main([*push, "--private"]) == 0
+    assert main(["export", "tuned", "--to", "hf", "--push", "me/mine"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"{hub.url}/me/mine"
-    assert "private" in (hub.created.get("visibility"), *hub.created)
     (tmp_path / "back").mkdir()
     for name, content in hub.pushed.items():
         (tmp_path / "back" / name).write_bytes(content)

@@ -41,7 +41,10 @@ def write(tmp_path, name: str, *on: str):
     return folder, out, named_leaves(adapter.join(terms, extra, merged=True))
 
 
-@pytest.mark.parametrize("name", ["llama31", "gpt2", "bert"])
+SLOWER = [pytest.param(name, marks=pytest.mark.thorough) for name in ("llama31", "bert", "qwen2")]
+
+
+@pytest.mark.parametrize("name", ["gpt2", *SLOWER])
 def test_the_terms_are_those_of_the_published_modules(tmp_path, name):
     folder, out, merged = write(tmp_path, name, *ALL)
     config = json.loads((out / "adapter_config.json").read_text())
