@@ -63,27 +63,33 @@ def write_adapter(path: Path, adapter: LowRankAdapter, params: Params, extra: Ex
 def write_peft_adapter(
     folder: Path, adapter: LowRankAdapter, params: Params, model: Any, base: str = ""
 ) -> int:
-    """Write the terms as an adapter of the package peft; return the bytes of its tensors.
+    """Write the terms as an adapter that `peft.PeftModel.from_pretrained` loads; return its bytes.
 
     Args:
         folder: is made; must be empty.
         params: of a run with an adapter: the terms.
         model: our config.
-        base: name or folder of the model that they are added to, for the reader.
+        base: name or folder of the model that the terms are added to; empty: not known.
 
     Raises:
         CheckpointError: if no published family computes the model, or a term is of another layer.
     """
     check_empty(folder)
-    model = dataclasses.replace(model, scan=False) if getattr(model, "scan", False) else model
     terms = {}
     for name, leaf in adapter.leaves.items():
+        if not leaf.linear:
+            raise CheckpointError(
+                f"{name} has a low-rank term and is no linear layer, and an adapter of peft has "
+                f"only those. Write the sum, --to hf, or train without it: lora.on='[\"*/kernel\"]'"
+            )
         a, b = (np.asarray(params[name][part], np.float32) for part in "ab")
-        if leaf.stack:
-            for i in range(leaf.shape[0]):
-                terms[name.replace("blocks/", f"blocks/{i}/", 1)] = a[i], b[i]
-        else:
+        b = b.swapaxes(-1, -2) if leaf.transposed else b  # as the kernel is stored
+        if not leaf.stack:
             terms[name] = a, b
+            continue
+        for i in range(leaf.shape[0]):
+            terms[name.replace("blocks/", f"blocks/{i}/", 1)] = a[i], b[i]
+    model = dataclasses.replace(model, scan=False) if getattr(model, "scan", False) else model
     family = family_of(model, family_name(read_hf_config(base)) if base else "")
     used = adapter.settings
     about = {"r": used.rank, "lora_alpha": used.alpha, "lora_dropout": used.dropout}

@@ -125,7 +125,7 @@ def test_the_adapter_of_a_run_is_added_to_its_base(project, capsys):
     for name, leaf in named_leaves(want).items():
         assert_close(found[name], leaf, 1e-6)
     assert main(["export", "tuned", "none", "--to", "peft"]) != 0
-    assert "has no `lora` beside a model of jtrain" in capsys.readouterr().err
+    assert "was trained without lora, so it has no adapter" in capsys.readouterr().err
 
 
 @pytest.mark.thorough

@@ -124,7 +124,7 @@ def model_file(path: str, *names: str) -> str:
     folder = local_folder(path, weights=False)
     if not folder.is_dir():
         return path
-    return str(next((folder / n for n in names if (folder / n).is_file()), folder / names[-1]))
+    return str(next((folder / n for n in names if (folder / n).is_file()), folder))
 
 
 def build_tokenizer(description: dict[str, Any]) -> Tokenizer:

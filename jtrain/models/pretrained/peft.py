@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -33,10 +33,6 @@ _OTHERS = {
 }  # fmt: skip
 """Entries without an effect of their own; one that is in neither table is refused unless empty."""
 
-Terms: TypeAlias = Mapping[str, tuple[np.ndarray, np.ndarray]]
-"""Low-rank terms of linear layers by the name of their kernel, of blocks one by one: A (i r) and
-B (r o). A kernel acts as `W + alpha / rank x A B`."""
-
 
 def base_of(folder: Path) -> str:
     """Return the name of the model that the adapter in a folder belongs to.
@@ -58,35 +54,28 @@ def write_terms(
     folder: Path,
     family: Family,
     model: Any,
-    terms: Terms,
+    terms: Mapping[str, tuple[np.ndarray, np.ndarray]],
     settings: Mapping[str, Any],
     base: str,
 ) -> int:
-    """Write an adapter that `peft.PeftModel.from_pretrained` loads; return its bytes.
+    """Write adapter_config.json and the tensors of an adapter; return the bytes of the tensors.
 
-    A kernel of several modules gives each of them its A, and its rows of B.
+    A kernel of several modules, such as qkv, gives each of them its A, and its rows of B.
 
     Args:
         family: the family that computes the function of `model`, whose blocks are not stacked.
+        terms: A (i r) of each kernel; and B, r o or o r as the kernel is i o or o i.
         settings: `r`, `lora_alpha` and `lora_dropout` of the adapter.
-        base: name or folder of the model that the adapter is added to; empty: unknown.
-
-    Raises:
-        CheckpointError: if a leaf with a term is no linear layer, or the folder cannot be written.
+        base: name or folder of the model that the adapter is added to; empty: not known.
     """
-    rows, linear = {x.ours: x for x in family.leaves(model)}, model.build().linear
+    rows = {leaf.ours: leaf for leaf in family.leaves(model)}
     tensors: dict[str, np.ndarray] = {}
     for name, (a, b) in terms.items():
-        if name not in linear:
-            raise CheckpointError(
-                f"{name} has a low-rank term and is no linear layer of {family.architecture}, and "
-                f"an adapter of peft has only those. Write the sum, --to hf, or train without it: "
-                f"lora.on='[\"*/kernel\"]'"
-            )
-        parts = rows[name].transform.split((np.asarray(b).T if linear[name] else np.asarray(b),))
-        for module, part in zip(_modules(rows[name]), parts, strict=True):
+        for module, part in zip(
+            _modules(rows[name]), rows[name].transform.split((b,)), strict=True
+        ):
             key = f"base_model.model.{module}"
-            tensors[f"{key}.lora_A.weight"] = np.asarray(a).T
+            tensors[f"{key}.lora_A.weight"] = a.T
             tensors[f"{key}.lora_B.weight"] = part.T if family.name in _COLUMNS else part
     folder.mkdir(parents=True, exist_ok=True)
     repo, revision = split_name(base)
