@@ -34,11 +34,12 @@ def main(argv: Sequence[str]) -> int:
     writers = {"hf": _hf, "peft": _peft, "safetensors": _safetensors, "stablehlo": _stablehlo}
     write = writers[args.to]
     with contextlib.nullcontext(args.out) if args.out else tempfile.TemporaryDirectory() as out:
-        args.out = out
+        given, args.out = args.out, out
         found, text = write(args)
         if args.push:
-            found["url"] = push_folder(Path(out), args.push, private=args.private)
-            text = f"{text}\n{found['url']}"
+            url = push_folder(Path(out), args.push, private=args.private)
+            found |= {"directory": given, "url": url}
+            text = f"{text if given else text.replace(out, args.push)}\n{url}"
     print(json.dumps(found) if args.json else text)
     return 0
 

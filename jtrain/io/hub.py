@@ -91,7 +91,7 @@ def push_folder(folder: Path, name: str, *, private: bool) -> str:
     except Exception as error:  # of the network or the server
         raise CheckpointError(
             f"the upload to {name} failed ({_reason(error)}). Give a token that may write there "
-            f"(HF_TOKEN=hf_..., or: hf auth login), and push again."
+            f"(set HF_TOKEN, or: hf auth login), and push again."
         ) from None
     return str(url)
 
@@ -129,7 +129,7 @@ def _hub_errors(name: str) -> Iterator[None]:
 
     repo, revision = split_name(name)
     page = f"{constants.ENDPOINT}/{repo}"
-    login = "a token that may read it (HF_TOKEN=hf_..., or: hf auth login)"
+    login = "a token that may read it (set HF_TOKEN, or: hf auth login)"
     try:
         yield
     except errors.GatedRepoError:

@@ -247,7 +247,7 @@ def load_hub_set(name: str, config: str = "", split: str = "train", revision: st
         words = f"{type(error).__name__}: {redact(str(error).strip())[:300]}"
     raise DataError(
         f"The split {split!r} of the data set {name} cannot be read ({words}). Correct name, "
-        f"config, split or revision; for a private or gated set give a token (HF_TOKEN=hf_..., or: "
+        f"config, split or revision; for a private or gated set give a token (set HF_TOKEN, or: "
         f"hf auth login); without a network, download the set first where there is one."
     )
 

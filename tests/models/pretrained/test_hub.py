@@ -84,10 +84,10 @@ def test_what_the_hub_refuses_says_what_to_type(hub, tmp_path, monkeypatch):
     put_llama(hub, tmp_path / "one")
     with pytest.raises(CheckpointError, match=r"org/small@v9 has no revision v9. Name a branch"):
         local_folder("org/small@v9")
-    with pytest.raises(CheckpointError, match=r"neither a local path nor a model.*HF_TOKEN=hf_"):
+    with pytest.raises(CheckpointError, match=r"neither a local path nor a model.*set HF_TOKEN"):
         local_folder("org/smal")
     hub.gated.add("org/small")
-    with pytest.raises(CheckpointError, match=r"is gated. Accept its terms at http.*HF_TOKEN=hf_"):
+    with pytest.raises(CheckpointError, match=r"is gated. Accept its terms at http.*set HF_TOKEN"):
         local_folder("org/small")
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     assert local_folder("org/small").is_dir()
