@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 import jtrain as jt
-from jtrain.data import Mixture, TextLines, Tokens, UniformTokens, fingerprint
+from jtrain.data import HubTexts, Mixture, TextLines, Tokens, UniformTokens, fingerprint
 from jtrain.losses import chunked_next_token, inputs_and_targets, segments_of, with_router
 from jtrain.models import NoExperts, Transformer, check_vocabulary
 from jtrain.train import make_complete
@@ -17,7 +17,9 @@ from jtrain.types import Batch, Key, LossValue, Metrics, Params, Placement
 class Config(jt.RunConfig):
     """A transformer and its tokens."""
 
-    data: Annotated[Tokens | Mixture | TextLines | UniformTokens, jt.Registry("data", jt.Kind)]
+    data: Annotated[
+        Tokens | Mixture | TextLines | HubTexts | UniformTokens, jt.Registry("data", jt.Kind)
+    ]
     """The tokens."""
     model: Transformer = Transformer(preset="gpt2", vocab=0)
     """The network; with vocab=0 it has the tokens of the data."""

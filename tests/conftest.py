@@ -23,6 +23,8 @@ os.environ["XLA_FLAGS"] = " ".join(
     )
 )
 
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # tests/fake_hub.py stands for the Hub
+
 import collections
 import gc
 import ipaddress

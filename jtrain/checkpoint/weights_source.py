@@ -9,9 +9,11 @@ import numpy as np
 
 from jtrain.checkpoint import directory_entries, inspect, layout, leaf_table, storage
 from jtrain.checkpoint.ownership import RunIdentity
+from jtrain.config.top import RUNS
 from jtrain.core.types import Leaf
 from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import CheckpointError
+from jtrain.io.hub import is_hub_name
 from jtrain.io.object_store import is_address
 from jtrain.io.safetensors import INDEX_SUFFIX, SUFFIX, read_tensors
 from jtrain.models.pretrained.folder import check_no_pickle
@@ -84,6 +86,8 @@ def open_source(
 ) -> WeightsSource:
     """Open the source at `path`: a run, a checkpoint, a file of tensors or a published model.
 
+    What is on this disk comes before a name on the Hub.
+
     Args:
         path: as `init_from.path`.
         step: which checkpoint of a run.
@@ -109,9 +113,11 @@ def open_source(
     except directory_entries.OutsideError:
         raise
     except CheckpointError as error:
+        if is_hub_name(path) and Path(path).parts[0] != RUNS.name:
+            return PretrainedWeights(path, stacked=stacked)
         raise CheckpointError(
-            f"init_from.path={error} Or name a file of tensors ({SUFFIX}), or a folder with "
-            f"config.json."
+            f"init_from.path={error} Or name a file of tensors ({SUFFIX}), a folder with "
+            f"config.json, or org/name of the Hub."
         ) from None
     if named is not None:
         return CheckpointWeights(directory, named)

@@ -22,6 +22,7 @@ from jtrain.data.text.tokenizing import (
 )
 from jtrain.errors import ConfigError, UserError
 from jtrain.errors.spelling import did_you_mean
+from jtrain.io.hub import is_hub_name
 from jtrain.io.regular_files import open_regular
 
 DOES = {
@@ -99,7 +100,7 @@ def _tokenizing(word: str, vocab: str | None) -> Tokenizing:
         )
     if word in KINDS:
         return ByteTokens() if word == "bytes" else CharacterTokens()
-    if not Path(word).is_file():
+    if not (Path(word).exists() or is_hub_name(word)):
         raise ConfigError(
             f"jtrain data prepare: --tokenizer {word} is neither a file nor one of "
             f"{', '.join(KINDS)}{did_you_mean(word, KINDS) or '; write --tokenizer bytes'}"

@@ -1,7 +1,9 @@
 """`jtrain export RUN --to hf | safetensors | stablehlo OUT`: a trained model for other programs."""
 
 import argparse
+import contextlib
 import json
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,12 @@ from jtrain.cli.arguments import Arguments, find_config, parse_step
 from jtrain.cli.output import print_text as print
 from jtrain.errors import CheckpointError, UserError
 from jtrain.io.formatting import format_bytes
+from jtrain.io.hub import push_folder
 from jtrain.io.object_store import check_local_path
 
 FORMATS = {
     "hf": "a folder that transformers, vLLM and llama.cpp's converter load",
+    "peft": "the adapter of a run with lora, which the package peft loads",
     "safetensors": "one file of the parameters, under jtrain's names",
     "stablehlo": "a folder with the compiled function of the model, by jax.export, and its weights",
 }
@@ -22,19 +26,39 @@ FORMATS = {
 def main(argv: Sequence[str]) -> int:
     """Write the model; return the exit code."""
     args = _arguments().parse(argv)
-    check_local_path(args.out, "jtrain export: OUT")
-    if args.dtype and args.to != "hf":
-        raise UserError(
-            f"jtrain export: --dtype is for --to hf. Leave it out, or write --to hf (found --to "
-            f"{args.to})"
-        )
+    _check_options(args)
 
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # leave the accelerator to a run that may be training
-    found, text = {"hf": _hf, "safetensors": _safetensors, "stablehlo": _stablehlo}[args.to](args)
+    writers = {"hf": _hf, "peft": _peft, "safetensors": _safetensors, "stablehlo": _stablehlo}
+    write = writers[args.to]
+    with contextlib.nullcontext(args.out) if args.out else tempfile.TemporaryDirectory() as out:
+        given, args.out = args.out, out
+        found, text = write(args)
+        if args.push:
+            url = push_folder(Path(out), args.push, private=args.private)
+            found |= {"directory": given, "url": url}
+            text = f"{text if given else text.replace(out, args.push)}\n{url}"
     print(json.dumps(found) if args.json else text)
     return 0
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """Raise UserError for options that do not go together."""
+    check_local_path(args.out, "jtrain export: OUT")
+    if not (args.out or args.push):
+        raise UserError(
+            f"jtrain export: OUT is missing: jtrain export {args.run} OUT --to {args.to}"
+        )
+    for option, formats in {"dtype": ["hf"], "push": ["hf", "peft"]}.items():
+        if getattr(args, option) and args.to not in formats:
+            raise UserError(
+                f"jtrain export: --{option} is for --to {' and '.join(formats)}. Leave it out, or "
+                f"write --to hf (found --to {args.to})"
+            )
+    if args.private and not args.push:
+        raise UserError("jtrain export: --private is for --push; write --push ME/NAME --private")
 
 
 def export_safetensors(
@@ -110,6 +134,15 @@ def _hf(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     )
 
 
+def _peft(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from jtrain.train.export import export_peft
+
+    directory, step = _checkpoint(args)
+    size = export_peft(find_config(args.run, "export"), directory, step, Path(args.out))
+    found = {"directory": str(args.out), "step": step, "bytes": size}
+    return found, f"{args.out}: adapter of step {step}, {format_bytes(size)}"
+
+
 def _stablehlo(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from jtrain.train.export import export_stablehlo
 
@@ -140,15 +173,21 @@ def _arguments() -> Arguments:
         + "\n".join(f"  --to {name:12} {words}" for name, words in FORMATS.items()),
         "chat --to hf chat-hf",
         "chat --to hf chat-hf --dtype bfloat16 --step best",
+        "chat --to hf --push me/chat --private",
         "digits --to stablehlo digits-served",
         "shakespeare --to safetensors shakespeare.safetensors",
     )
     parser.add_run()
-    parser.add_argument("out", metavar="OUT", help="the new folder, or file of tensors")
+    words = "the new folder, or file of tensors; may be left out with --push"
+    parser.add_argument("out", metavar="OUT", nargs="?", default="", help=words)
     parser.add_argument("--to", choices=list(FORMATS), required=True, help="the format")
     parser.add_step()
     words = "of the tensors; default that of the model in model.from, or float32"
     choices = ["", "float32", "bfloat16", "float16"]
     parser.add_argument("--dtype", default="", choices=choices, metavar="TYPE", help=words)
+    words = "also upload the folder to a model on the Hugging Face Hub; by the token in HF_TOKEN"
+    parser.add_argument("--push", default="", metavar="ORG/NAME", help=words)
+    words = "visibility of a new model; default the Hub's for its owner, which is public"
+    parser.add_argument("--private", action="store_true", help=words)
     parser.add_json()
     return parser

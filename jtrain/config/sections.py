@@ -136,7 +136,8 @@ class InitFrom:
     path: str = ""
     """A run (its directory, or its NAME in runs/), a checkpoint of one (runs/NAME/checkpoints/400),
     a file of tensors (.safetensors, .safetensors.index.json), or a published model (a folder with
-    config.json, a .gguf file); empty: those of model.from, or parameters by the seed."""
+    config.json, `org/name@revision` on the Hugging Face Hub, a .gguf file); empty: those of
+    model.from, or parameters by the seed."""
     step: Literal["newest", "best"] = "newest"
     """Which checkpoint of a run; the best by its own checkpoint.best."""
     include: tuple[Pattern, ...] = ("*",)

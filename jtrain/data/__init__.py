@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from jtrain.data.sources.files import find_set as find_set
     from jtrain.data.sources.foreign import GrainRows as GrainRows
     from jtrain.data.sources.foreign import HuggingFace as HuggingFace
+    from jtrain.data.sources.foreign import load_hub_set as load_hub_set
     from jtrain.data.sources.parquet import ParquetRows as ParquetRows
     from jtrain.data.sources.records import ArrayRecords as ArrayRecords
     from jtrain.data.sources.records import TFRecords as TFRecords
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from jtrain.data.text.corpora import TextPairs as TextPairs
     from jtrain.data.text.corpora import Tokens as Tokens
     from jtrain.data.text.documents import read_text as read_text
+    from jtrain.data.text.hub_texts import HubTexts as HubTexts
     from jtrain.data.text.lines import Lines as Lines
     from jtrain.data.text.lines import make_line_rows as make_line_rows
     from jtrain.data.text.prepare import prepare as prepare

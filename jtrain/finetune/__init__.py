@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from jtrain.finetune.adapter_file import merge as merge
     from jtrain.finetune.adapter_file import read_adapter as read_adapter
     from jtrain.finetune.adapter_file import write_adapter as write_adapter
+    from jtrain.finetune.adapter_file import write_peft_adapter as write_peft_adapter
     from jtrain.finetune.group_policy import GroupPolicy as GroupPolicy
     from jtrain.finetune.group_policy import describe_rollouts as describe_rollouts
     from jtrain.finetune.group_policy import init_policy as init_policy

@@ -17,6 +17,10 @@ from jtrain.errors import CheckpointError
 from jtrain.finetune.lora import AdaptedLeaf, Lora, LowRankAdapter
 from jtrain.io.safetensors import read_metadata, read_tensors, write_safetensors
 from jtrain.models.layers.low_rank import add_product, as_dense
+from jtrain.models.pretrained.families import family_name, family_of
+from jtrain.models.pretrained.peft import write_terms
+from jtrain.models.pretrained.source import read_hf_config
+from jtrain.models.pretrained.write import check_empty
 
 _FORMAT = "jtrain adapter 1"
 
@@ -56,17 +60,53 @@ def write_adapter(path: Path, adapter: LowRankAdapter, params: Params, extra: Ex
     return write_safetensors(path, tensors, about)
 
 
+def write_peft_adapter(
+    folder: Path, adapter: LowRankAdapter, params: Params, model: Any, base: str = ""
+) -> int:
+    """Write the terms as an adapter that `peft.PeftModel.from_pretrained` loads; return its bytes.
+
+    Args:
+        folder: is made; must be empty.
+        params: of a run with an adapter: the terms.
+        model: our config.
+        base: name or folder of the model that the terms are added to; empty: not known.
+
+    Raises:
+        CheckpointError: if no published family computes the model, or a term is of another layer.
+    """
+    check_empty(folder)
+    terms = {}
+    for name, leaf in adapter.leaves.items():
+        if not leaf.linear:
+            raise CheckpointError(
+                f"{name} has a low-rank term and is not a linear layer, and an adapter of peft has "
+                f"only those. Write the sum, --to hf, or train without it: lora.on='[\"*/kernel\"]'"
+            )
+        a, b = (np.asarray(params[name][part], np.float32) for part in "ab")
+        b = b.swapaxes(-1, -2) if leaf.transposed else b  # as the kernel is stored
+        if not leaf.stack:
+            terms[name] = a, b
+            continue
+        for i in range(leaf.shape[0]):
+            terms[name.replace("blocks/", f"blocks/{i}/", 1)] = a[i], b[i]
+    model = dataclasses.replace(model, scan=False) if getattr(model, "scan", False) else model
+    family = family_of(model, family_name(read_hf_config(base)) if base else "")
+    used = adapter.settings
+    about = {"r": used.rank, "lora_alpha": used.alpha, "lora_dropout": used.dropout}
+    return write_terms(folder, family, model, terms, about, base)
+
+
 def read_adapter(path: Path | str) -> SavedAdapter:
     """Read an adapter's file.
 
     Raises:
-        CheckpointError: if the file is no adapter of jtrain.
+        CheckpointError: if the file is not an adapter of jtrain.
     """
     about = read_metadata(Path(path))
     if about.get("format") != _FORMAT:
         raise CheckpointError(
-            f"{path} is no adapter: its metadata has format={about.get('format', 'nothing')}, and "
-            f"not {_FORMAT!r}. Write one from a run with lora: jt.load(RUN).save_adapter(PATH)."
+            f"{path} is not an adapter: its metadata has format={about.get('format', 'nothing')} "
+            f"and not {_FORMAT!r}. Write one from a run with lora: jt.load(RUN).save_adapter(PATH)."
         )
     leaves = {
         name: AdaptedLeaf(**{**known, "shape": tuple(known["shape"])})

@@ -195,7 +195,8 @@ def resolve_inside(folder: Path, name: object, error: type[UserError], source: P
 
     Args:
         error: raised otherwise.
-        source: the file that gives the name.
+        source: the file that gives the name. If it is a link, as in the Hub's cache, the named file
+            may be one into the same folder.
     """
     is_plain = (
         isinstance(name, str)
@@ -203,7 +204,8 @@ def resolve_inside(folder: Path, name: object, error: type[UserError], source: P
         and not {*name} & {"/", "\\", "\0"}
         and name.encode(errors="replace").decode() == name  # no half of a surrogate pair
     )
-    if is_plain and (folder / str(name)).resolve().parent == folder.resolve():
+    real = {folder.resolve(), source.resolve().parent}
+    if is_plain and (folder / str(name)).resolve().parent in real:
         return folder / str(name)
     raise error(
         f"{source} names the file {name!r}, which is not in the same folder: such a file may not "

@@ -123,8 +123,9 @@ class ImageClassifier(ImageModel, Published):
     preset: str = "none"
     """A published model whose values are the defaults; values given beside it win."""
     pretrained: str = Field(default="", validation_alias="from")
-    """A folder as Hugging Face lays it out: a new run takes its weights, and its values where none
-    are given beside it. In Python: pretrained=PATH. Empty: none."""
+    """A folder as Hugging Face lays it out, or `org/name@revision` on its Hub: a new run takes its
+    weights, and its values where none are given beside it. In Python: pretrained=PATH. Empty:
+    none."""
     image: tuple[int, int, int] = (0, 0, 0)
     """Height, width and channels of the images; 0: those of the data."""
     pixels: Pixels = Pixels()

@@ -19,7 +19,9 @@ from jtrain.core.pytree import named_leaves
 from jtrain.core.rows import with_rows
 from jtrain.core.types import Batch
 from jtrain.errors import CheckpointError, ConfigError
+from jtrain.finetune.adapter_file import write_peft_adapter
 from jtrain.finetune.lora import Lora, LowRankAdapter, build_adapter
+from jtrain.io.hub import is_hub_name, local_folder
 from jtrain.io.safetensors import write_safetensors
 from jtrain.models.layers.low_rank import LowRank, Quantized
 from jtrain.models.pretrained.families import family_name, family_of
@@ -28,6 +30,7 @@ from jtrain.models.pretrained.tensors_table import model_shapes
 from jtrain.models.pretrained.write import Export, check_empty, without_class_names, write_folder
 from jtrain.models.transformer import Transformer
 from jtrain.train.loaded_run import LoadedRun, load
+from jtrain.train.run_dir import RunDir
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -48,19 +51,11 @@ def export_hf(config: Path, directory: Path, step: int, out: Path, dtype: str = 
         CheckpointError: if no family computes the model, or the folder cannot be written.
     """
     check_empty(out)
-    resolved = resolve(config).config
-    model, lora = getattr(resolved, "model", None), getattr(resolved, "lora", Lora())
-    layout.check_valid(directory, step)
-    record = layout.read_record(directory, step)["leaves"]
-    if model is None or not hasattr(model, "build"):
-        raise CheckpointError(
-            f"{config} has no `model` that is a network of jtrain, and only those have a published "
-            f"family. Export the tensors: --to safetensors"
-        )
-    model = with_sizes_of_data(model, record)
-    source = Path(getattr(model, "pretrained", "") or "")
-    known = bool(source.name) and is_pretrained(source)
-    base = read_hf_config(source) if known else {}
+    resolved, model, lora, record = _stored_model(config, directory, step)
+    name = getattr(model, "pretrained", "")
+    source = local_folder(name, weights=False)
+    known = bool(name) and is_pretrained(source)
+    base = read_hf_config(name) if known else {}
     start = resolved.init_from
     if start.path or not is_requested("head/bias", start):
         base = without_class_names(base)  # they are of another head
@@ -75,6 +70,43 @@ def export_hf(config: Path, directory: Path, step: int, out: Path, dtype: str = 
         base=base if family_name(base) == family.name else {},
         beside=source if known and source.is_dir() else None,
     )
+
+
+def export_peft(config: Path, directory: Path, step: int, out: Path) -> int:
+    """Write the terms of a run with LoRA as an adapter of the package peft; return its bytes.
+
+    Raises:
+        CheckpointError: if the run has no terms, or its model no published family.
+    """
+    resolved, model, lora, record = _stored_model(config, directory, step)
+    if not has_terms(record):
+        raise CheckpointError(
+            f"{config} was trained without lora, so it has no adapter. Export the model: --to hf"
+        )
+    base = resolved.init_from.path or getattr(model, "pretrained", "")
+    known = is_hub_name(base) or (bool(base) and is_pretrained(Path(base)))  # and not another run
+    built = model.build()
+    params, _ = jax.eval_shape(built.init, jax.random.key(0))
+    adapter = build_adapter(lora, params, built.dims, built.linear)
+    arrays = inspect.read_arrays(directory, step, [n for n in record if n.startswith("params/")])
+    term = lambda name: {part: arrays[f"params/{name}/{part}"] for part in "ab"}
+    terms = {name: term(name) for name in adapter.leaves}
+    return write_peft_adapter(out, adapter, terms, model, base if known else "")
+
+
+def _stored_model(config: Path, directory: Path, step: int) -> tuple[Any, Any, Lora, Any]:
+    """Return the config of a run, its model and its lora; and the leaves of a checkpoint."""
+    resolved = resolve(config).config
+    model, lora = getattr(resolved, "model", None), getattr(resolved, "lora", Lora())
+    layout.check_valid(directory, step)
+    record = layout.read_record(directory, step)["leaves"]
+    if model is None or not hasattr(model, "build"):
+        raise CheckpointError(
+            f"{config} has no `model` that is a network of jtrain, and only those have a published "
+            f"family. Export the tensors: --to safetensors"
+        )
+    RunDir(directory.parent).pin_models()
+    return resolved, with_sizes_of_data(model, record), lora, record
 
 
 def with_sizes_of_data(model: Any, record: Any) -> Any:

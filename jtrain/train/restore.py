@@ -38,6 +38,7 @@ def set_up_stored(
     """
     enable_compilation_cache()
     run_dir = RunDir(directory, process=join_run(config, directory, trains=False).index)
+    run_dir.pin_models()
     advice = f"Leave them as they are; {', '.join(MAY_DIFFER)} may differ. The run's values: "
     matched = match_config(run_dir, config, lambda settings: advice + settings)
     config, line = matched.config, ""

@@ -17,6 +17,7 @@ from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.distributed.watchdog import StartupProgress, Watchdog
 from jtrain.errors import ConfigError
 from jtrain.errors.user_code import api_boundary
+from jtrain.io.hub import pin_commits, resolved_commits
 from jtrain.io.log import LOG, RunLog
 from jtrain.train.code_digest import digest_code
 from jtrain.train.compile_step import resolve_with_step_time
@@ -103,6 +104,8 @@ def run(
         if finished is not None:
             return _end_finished(finished, remote, edited)
         identity = broadcast_from_first(run_dir.identify)
+        run_dir.pin_models()
+        pin_commits(broadcast_from_first(resolved_commits))  # a branch may have moved meanwhile
         for line in (*cluster.describe(), *flags, *matched.changed, *edited):
             LOG.info(line)
         log_changes(run_dir, identity, os.environ)

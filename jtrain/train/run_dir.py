@@ -28,6 +28,7 @@ from jtrain.errors import CheckpointError, ConfigError, DataError, UnreachableEr
 from jtrain.errors.spelling import did_you_mean
 from jtrain.io.disk_errors import attempt, disk_advice
 from jtrain.io.environment import in_runs, installed_version, is_run, jtrain_version
+from jtrain.io.hub import pin_commits
 from jtrain.io.object_store import check_local_run
 from jtrain.io.redact import redact_values
 from jtrain.io.regular_files import atomic_write, read_json
@@ -163,9 +164,13 @@ class RunDir:
     def sealed(self) -> dict[str, Any]:
         """Return the facts about the run that each checkpoint holds, under `identity`."""
         facts = self.facts()
-        names = ("tokenizer", "sets", "readers", "seconds_per_step", "code")
+        names = ("tokenizer", "hub", "sets", "readers", "seconds_per_step", "code")
         known = {name: facts[name] for name in names if name in facts}
         return {**self._identity, **known, "config": self._values}
+
+    def pin_models(self) -> None:
+        """Let names on the Hub stand for the commits that the run started from."""
+        pin_commits(self.facts().get("hub", {}))
 
     def check_tokenizer(self, found: str) -> None:
         """Raise DataError unless the data has the tokenizer that the run was trained with.
@@ -235,6 +240,7 @@ class _Facts(BaseModel, strict=True):
     sets: list[str] = []
     data: str = ""
     tokenizer: str = ""
+    hub: dict[str, str] = {}
     code: dict[str, str] = {}
     flags: dict[str, str] = {}
     devices: list[str] = []

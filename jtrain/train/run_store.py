@@ -20,6 +20,7 @@ from jtrain.core.types import Extra, Params
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import ConfigError
+from jtrain.io.hub import resolved_commits
 from jtrain.io.log import LOG
 from jtrain.io.object_store import ObjectStore
 from jtrain.io.regular_files import parse_json
@@ -272,6 +273,8 @@ class DirectoryStore:
         facts |= get_environment(resolved.devices)
         facts |= {"layout": dict(resolved.strategy.axes), "shards": resolved.strategy.shares}
         facts |= {"steps": resolved.config.steps, "code": code}
+        if commits := resolved_commits():
+            facts["hub"] = commits
         if resolved.experiment.tokenizer:
             facts["tokenizer"] = resolved.experiment.tokenizer
         if resolved.lengths.seconds:

@@ -175,7 +175,7 @@ def test_only_the_named_experiment_is_imported(tmp_path: Path, monkeypatch):
 # Keys of text that name no place: metrics, patterns of leaves, fields of a row, words of a text.
 PLAIN = {
     "FP8.products", "FP8.exclude", "EvaluateConfig.sets", "CheckpointConfig.best",
-    "Chat.day", "Chat.field", "Chat.ignore", "TextLines.field", "TextPairs.marks", "Mixture.tokenizer", "Tokens.tokenizer", "CharacterTokens.alphabet",
+    "Chat.day", "Chat.field", "Chat.ignore", "TextLines.field", "HubTexts.config", "HubTexts.split", "HubTexts.column", "TextPairs.marks", "Mixture.tokenizer", "Tokens.tokenizer", "CharacterTokens.alphabet",
     "PretrainedTokenizer.end", "Lora.on", "ParamGroup.match", "Muon.adamw", "Muon.stacks", "Optax.args", "OptimizerConfig.decay",
     "Prompt.text", "ImageClassifier.preset", "CustomOptimizer.kind", "Published.kind", "Config.optimizer", "Mixture.parts", "BaseConfig.experiment",
 }  # fmt: skip

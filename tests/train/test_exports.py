@@ -115,6 +115,20 @@ def test_the_terms_are_added(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.thorough
+def test_the_adapter_of_a_run_is_added_to_its_base(project, capsys):
+    terms = "model={from: hf, scan: true}", "lora={rank: 2, on: ['*/kernel']}", "optimizer.lr=0.1"
+    assert main(["run", "tuned.yaml", "name=terms", *terms]) == 0
+    assert main(["export", "terms", "terms-peft", "--to", "peft"]) == 0
+    assert "terms-peft: adapter of step 1" in capsys.readouterr().out
+    source, want = PretrainedWeights("terms-peft"), unstack_layers(jt.load("terms").merged)
+    found = source.read(source.found)
+    for name, leaf in named_leaves(want).items():
+        assert_close(found[name], leaf, 1e-6)
+    assert main(["export", "tuned", "none", "--to", "peft"]) != 0
+    assert "was trained without lora, so it has no adapter" in capsys.readouterr().err
+
+
+@pytest.mark.thorough
 def test_a_predict_that_reads_the_mask_is_exported(tmp_path, monkeypatch):
     """As that of images does, whose rows that the mask hides are zeros."""
 

@@ -10,6 +10,7 @@ import numpy as np
 from jtrain.data.batches.stream import LoaderBatches
 from jtrain.data.sources.source import import_optional
 from jtrain.errors import DataError
+from jtrain.io.redact import redact
 
 FRAMES = {"pandas", "polars", "modin", "geopandas", "pyarrow"}
 LAZY = ("to_pandas", "toPandas", "compute", "df")  # methods of other tables that give a frame
@@ -220,6 +221,35 @@ def _check_sampler(loader: Any) -> None:
             "once an epoch. Give the data set alone, jt.fit(loss, params, loader.dataset), with a "
             "weight a row in the loss where rows count differently."
         )
+
+
+def load_hub_set(name: str, config: str = "", split: str = "train", revision: str = "") -> Any:
+    """Return a split of a data set of the Hugging Face Hub as a `datasets.Dataset`.
+
+    It is downloaded once, into the cache of `datasets`. HuggingFace gives its rows of numbers.
+
+    Args:
+        name: `org/set`, or a folder with files.
+        config: configuration of the data set; empty: its default one.
+        revision: branch, tag or commit; empty: the main branch.
+
+    Raises:
+        DataError: if there is none, it may not be read, or it is a pickle.
+    """
+    package = import_optional("datasets", "hf", "A data set of the Hugging Face Hub")
+    try:
+        builder = package.load_dataset_builder(name, config or None, revision=revision or None)
+        if ".pandas." not in type(builder).__module__:
+            builder.download_and_prepare()
+            return builder.as_dataset(split)
+        words = "it is a pickle, and reading one runs the program in it"
+    except Exception as error:  # of the Hub, of the network, or of the files
+        words = f"{type(error).__name__}: {redact(str(error).strip())[:300]}"
+    raise DataError(
+        f"The split {split!r} of the data set {name} cannot be read ({words}). Correct name, "
+        f"config, split or revision; for a private or gated set give a token (set HF_TOKEN, or: "
+        f"hf auth login); without a network, download the set first where there is one."
+    )
 
 
 TENSORS = {"numpy", "torch", "tensorflow", "jax"}  # formats whose dtype is used

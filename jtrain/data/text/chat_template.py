@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from jtrain.data.sources.source import import_optional
-from jtrain.data.text.tokenizer_file import GGUF, read_header
+from jtrain.data.text.tokenizer_file import GGUF, model_file, read_header
 from jtrain.errors import DataError
 from jtrain.io.regular_files import parse_json, read_bytes
 
@@ -327,14 +327,14 @@ def read_template(path: str, day: str = "") -> ChatTemplate:
     """Return the template of a file; ChatML for an empty path. A date in it is that of `day`.
 
     The tokens that it may write come from the GGUF file or the tokenizer_config.json: the file
-    itself, or the one beside it.
+    itself, or the one beside it. `path` may be a folder, or a name on the Hub.
 
     Raises:
         DataError: if the file cannot be read, or has no template.
     """
     if not path:
         return ChatTemplate(CHATML)
-    name = f"data.template={path}"
+    name, path = f"data.template={path}", model_file(path, "chat_template.jinja", CONFIG)
     text = "" if path.endswith(GGUF) else _read(Path(path), name)
     if path.endswith((GGUF, ".json")):
         config = _gguf_config(Path(path)) if path.endswith(GGUF) else _parsed(text, name)

@@ -116,7 +116,7 @@ def make_line_rows(tokenizer: Tokenizer, context: int) -> Callable[[str], dict[s
         numbers = [*numbers, *([] if tokenizer.end is None else [tokenizer.end])][: context + 1]
         tokens = np.zeros(context + 1, np.int32)
         tokens[: len(numbers)] = numbers
-        return {"tokens": tokens, "length": np.array(len(numbers) - 1, np.int32)}
+        return {"tokens": tokens, "length": np.array(max(len(numbers) - 1, 0), np.int32)}
 
     return row
 

@@ -8,6 +8,7 @@ from jtrain.data.sources.files import find_files
 from jtrain.data.text.tokenizers import BPE, ByteTokenizer, Tokenizer, Vocabulary
 from jtrain.errors import DataError
 from jtrain.io import gguf_header
+from jtrain.io.hub import local_folder
 from jtrain.io.regular_files import read_json
 
 GGUF = ".gguf"
@@ -98,10 +99,12 @@ END = "<|endoftext|>"
 def read_tokenizer(path: str | Path, *, end: str = END) -> Tokenizer:
     """Read the tokenizer of a file: of `jtrain data prepare`, any tokenizer.json, or a GGUF file.
 
+    In place of a tokenizer.json stands its folder too, or the name of a model on the Hub.
+
     Raises:
         DataError: no such file, or no tokenizer in it.
     """
-    (path,) = find_files(path)
+    (path,) = find_files(model_file(str(path), "tokenizer.json"))
     if path.suffix == GGUF:
         return read_gguf_tokenizer(path, end=end)
     try:
@@ -116,6 +119,14 @@ def read_tokenizer(path: str | Path, *, end: str = END) -> Tokenizer:
     if "kind" in parsed:
         return build_tokenizer(parsed)
     return BPE(parsed, end=end)
+
+
+def model_file(path: str, *names: str) -> str:
+    """Return a path; the first of these files there is, if it is a folder or a name on the Hub."""
+    folder = local_folder(path, weights=False)
+    if not folder.is_dir():
+        return path
+    return str(next((folder / n for n in names if (folder / n).is_file()), folder))
 
 
 def build_tokenizer(description: dict[str, Any]) -> Tokenizer:

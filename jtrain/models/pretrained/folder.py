@@ -24,8 +24,13 @@ PART = re.compile(r"(.+)-\d+-of-(\d+)")  # a name of one of several files of wei
 
 
 def is_folder(path: Path) -> bool:
-    """Return whether a path is a folder of a published model, or what is left of one."""
-    return (path / CONFIG).is_file()
+    """Return whether a path is a folder of a published model or adapter, or what is left of one."""
+    return (path / CONFIG).is_file() or is_adapter(path)
+
+
+def is_adapter(path: Path) -> bool:
+    """Return whether a path is a folder of an adapter alone, whose model is elsewhere."""
+    return (path / ADAPTER).is_file() and not (path / CONFIG).is_file()
 
 
 def read_config(folder: Path, name: str = CONFIG) -> HFConfig:

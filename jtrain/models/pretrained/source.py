@@ -13,7 +13,9 @@ from jtrain.core.types import Leaf as Array
 from jtrain.data.text.tokenizer_file import read_header
 from jtrain.data.text.tokenizers import Tokenizer, describe_tokenizer
 from jtrain.errors import CheckpointError, DataError
+from jtrain.io.hub import is_hub_name, local_folder
 from jtrain.io.regular_files import read_json
+from jtrain.io.safetensors import INDEX_SUFFIX
 from jtrain.models.pretrained.families import (
     FAMILIES,
     build_model,
@@ -25,12 +27,14 @@ from jtrain.models.pretrained.family import Family, HFConfig
 from jtrain.models.pretrained.folder import (
     assumed_range,
     check_no_pickle,
+    is_adapter,
     is_folder,
     read_config,
     read_folder,
     read_pixels,
 )
 from jtrain.models.pretrained.gguf import GGUF, read_gguf
+from jtrain.models.pretrained.peft import add_adapter, base_of
 from jtrain.models.pretrained.tensors_table import (
     HEAD,
     Index,
@@ -53,29 +57,44 @@ def is_pretrained(path: Path) -> bool:
     return path.suffix == GGUF or is_folder(path)
 
 
-def read_hf_config(path: Path) -> HFConfig:
-    """Return the config.json of a folder, or the same entries of a GGUF file.
+def read_hf_config(name: str | Path) -> HFConfig:
+    """Return the config.json of a folder or a name on the Hub, or the entries of a GGUF file.
+
+    An adapter of peft has that of its base.
 
     A head that differs from the embedding is used, also where config.json ties them: programs that
     train parts of a model apart write both. `transformers` 5 does the same.
     """
+    name = _name_of_base(str(name))
+    path = local_folder(name, weights=False)
     if path.suffix == GGUF:
         return read_gguf(path).config
     check_no_pickle(path)
     if not is_folder(path):
         raise CheckpointError(
-            f"{path} is no folder with a config.json and no {GGUF} file. Name a folder as Hugging "
-            f"Face lays it out (config.json, model.safetensors, tokenizer.json), or a {GGUF} file."
+            f"{name} is neither a folder with a config.json nor a {GGUF} file. Name a folder as "
+            f"Hugging Face lays it out (config.json, model.safetensors, tokenizer.json), or a {GGUF} file."
         )
     hf = read_config(path)
-    return {**hf, TIED: False} if _has_own_head(path, hf) else hf
+    return {**hf, TIED: False} if _has_own_head(name, hf) else hf
 
 
-def _has_own_head(path: Path, hf: HFConfig) -> bool:
-    """Return whether a folder's config.json ties the head, and its tensors do not."""
+def _name_of_base(name: str) -> str:
+    """Return the name of the model that an adapter belongs to; of another model, its own."""
+    path = local_folder(name, weights=False)
+    return base_of(path) if is_adapter(path) else name
+
+
+def _has_own_head(name: str, hf: HFConfig) -> bool:
+    """Return whether a model's config.json ties the head, and its tensors do not."""
     family = FAMILIES.get(family_name(hf))
     if family is None or not family.read(hf).get("tied"):
         return False
+    path = local_folder(name, weights=False)
+    index = path / f"model{INDEX_SUFFIX}"
+    if index.is_file() and not str(read_config(path, index.name)).count(HEAD):
+        return False
+    path = local_folder(name)
     files = sorted(path.glob("*.safetensors*"))
     stats = tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files)
     return _heads_differ(path, stats)
@@ -103,7 +122,7 @@ def read_values(path: str, kind: str) -> Mapping[str, Any]:
     Raises:
         CheckpointError: if jtrain does not compute the model, or it is of another kind.
     """
-    hf = read_hf_config(Path(path))
+    hf = read_hf_config(path)
     family = find_family(hf, path)
     if family.kind != kind:
         raise CheckpointError(
@@ -112,44 +131,66 @@ def read_values(path: str, kind: str) -> Mapping[str, Any]:
         )
     values = model_values(family, hf)
     if "pixels" in values:
-        pixels = read_pixels(Path(path), family, hf, build_model(family, hf))
+        folder = local_folder(_name_of_base(path), weights=False)
+        pixels = read_pixels(folder, family, hf, build_model(family, hf))
         values["pixels"] = {**values["pixels"], **pixels}
     return values
 
 
 def describe_source(model: Any) -> list[str]:
     """Return lines where a config of ours has what the config.json of its folder does not say."""
-    path = Path(getattr(model, "pretrained", ""))
-    if not path.name or not is_folder(path):
+    name = getattr(model, "pretrained", "")
+    path = folder_if_any(name)
+    if path is None or not is_folder(path) or is_adapter(path):
         return []
     hf = read_config(path)
     if hasattr(model, "pixels"):
-        return assumed_range(path, find_family(hf, str(path)), hf, model)
-    if getattr(model, "tied", True) or not _has_own_head(path, hf):
+        return assumed_range(path, find_family(hf, name), hf, model)
+    if getattr(model, "tied", True) or not _has_own_head(name, hf):
         return []
     return [
-        f"{path}: config.json ties the head to the embedding, and {HEAD} differs from it: that "
+        f"{name}: config.json ties the head to the embedding, and {HEAD} differs from it: that "
         f"head is used. If the embedding should be the head: model.tied=true"
     ]
 
 
+def folder_if_any(name: str) -> Path | None:
+    """Return the folder or file in `model.from`; None if there is none, or none any more.
+
+    A resumed run reads nothing of it, and needs no Hub.
+    """
+    if not name:
+        return None
+    try:
+        path = local_folder(name, weights=False)
+    except CheckpointError:
+        return None
+    return path if path.exists() else None
+
+
 class PretrainedWeights:
-    """Parameters of a published model, under our names.
+    """Parameters of a published model, under our names; an adapter of peft is added to its base.
 
     Args:
-        path: a folder, or a GGUF file.
+        name: a folder, a GGUF file, or a name on the Hub.
         stacked: give the parameters of all blocks as one array each, as a model with `scan` has.
 
     Raises:
         CheckpointError: if the path is neither, or a tensor is missing, surplus or misshapen.
     """
 
-    def __init__(self, path: Path, *, stacked: bool = False):
-        self.where = str(path)
-        self.hf = read_hf_config(path)
+    def __init__(self, name: str | Path, *, stacked: bool = False):
+        path, base = local_folder(str(name)), _name_of_base(str(name))
+        self.where = f"{name} at commit {path.name}" if is_hub_name(str(name)) else str(name)
+        self.hf = read_hf_config(name)
         self.family: Family = find_family(self.hf, self.where)
         self.model = build_model(self.family, self.hf)
-        tensors: Tensors = read_gguf(path).tensors if path.suffix == GGUF else read_folder(path)
+        source = local_folder(base)
+        tensors: Tensors = (
+            read_gguf(source).tensors if source.suffix == GGUF else read_folder(source)
+        )
+        if source != path:
+            tensors = add_adapter(path, self.family, tensors)
         self._table = make_table(self.family, self.model, tensors, self.where)
         self._layers = self.model.layers if stacked and hasattr(self.model, "layers") else 0
         self.found: Mapping[str, jax.ShapeDtypeStruct] = dict(self._found())
@@ -231,7 +272,7 @@ def vocabulary_of(path: Path) -> Mapping[str, int] | None:
     try:
         return vocabulary_of_parsed(read_json(file))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise DataError(f"{file} is no tokenizer ({error}). Download it again.") from None
+        raise DataError(f"{file} is not a tokenizer ({error}). Download it again.") from None
 
 
 def vocabulary_of_parsed(parsed: Mapping[str, Any]) -> dict[str, int]:
@@ -247,22 +288,23 @@ def check_vocabulary(pretrained: str, tokenizer: Tokenizer, *, option: str = "")
     """Raise DataError if a published model was trained with other tokens than the data has.
 
     Args:
-        pretrained: the folder or GGUF file of the model; empty: nothing is compared.
+        pretrained: `from` of the model; empty: nothing is compared.
         tokenizer: of the data. Plain numbers, without a text behind them, are not compared.
         option: the option that names the tokenizer; empty: the data is written with it.
     """
     if not pretrained or tokenizer.kind == "numbers":
         return
-    path = Path(pretrained)
-    theirs = vocabulary_of(path) if path.exists() else None
-    if theirs is None:
+    path = folder_if_any(pretrained)
+    theirs = vocabulary_of(path) if path else None
+    if path is None or theirs is None:
         return
     parsed = tokenizer.description().get("tokenizer")
     ours = vocabulary_of_parsed(parsed) if isinstance(parsed, dict) else {}
     differ = [token for token, number in ours.items() if theirs.get(token) != number]
     if ours and not differ:
         return
-    file = pretrained if path.suffix == GGUF else f"{pretrained}/{TOKENIZER}"
+    whole = path.suffix == GGUF or is_hub_name(pretrained)
+    file = pretrained if whole else f"{pretrained}/{TOKENIZER}"
     found = (
         f"{len(differ):,} of its tokens have another number there, {differ[0]!r} among them"
         if differ
