@@ -145,8 +145,8 @@ def _hub_errors(name: str) -> Iterator[None]:
         offline = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _reason(error.__cause__)
         words = (
             f"is neither a local path nor complete in the cache {constants.HF_HUB_CACHE}, and the "
-            f"Hub is not asked ({offline}). Where there is a network: hf download {repo} --revision "
-            f"{revision}; then copy its cache here, and name its folder by HF_HOME"
+            f"Hub is not asked ({offline}). Where there is a network: hf download {repo} "
+            f"--revision {revision}; then copy its cache here, and name its folder by HF_HOME"
         )
     except Exception as error:  # of the network, the disk or the server
         words = (

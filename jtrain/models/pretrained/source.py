@@ -73,7 +73,8 @@ def read_hf_config(name: str | Path) -> HFConfig:
     if not is_folder(path):
         raise CheckpointError(
             f"{name} is neither a folder with a config.json nor a {GGUF} file. Name a folder as "
-            f"Hugging Face lays it out (config.json, model.safetensors, tokenizer.json), or a {GGUF} file."
+            f"Hugging Face lays it out (config.json, model.safetensors, tokenizer.json), or a "
+            f"{GGUF} file."
         )
     hf = read_config(path)
     return {**hf, TIED: False} if _has_own_head(name, hf) else hf
