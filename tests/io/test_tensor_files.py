@@ -70,11 +70,11 @@ def _header(entry: dict) -> bytes:
 
 
 BROKEN = [
-    (b"", "no complete file of tensors: its header should have 0 bytes, and 0 exist"),
+    (b"", "not a complete file of tensors: its header should have 0 bytes, and 0 exist"),
     ((4).to_bytes(8, "little") + b"{{{{", "JSONDecodeError"),
     (_header({"a": 1}), "its header has {'a': 1} for x"),
     (_header({"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}), "x does not fit at 0 to 16 of 8 bytes"),
-    (_header({"dtype": "F32", "shape": [-2], "data_offsets": [8, 0]}), "no complete file of tensors"),
+    (_header({"dtype": "F32", "shape": [-2], "data_offsets": [8, 0]}), "not a complete file of tensors"),
     (_header({"dtype": "F32", "shape": [0, 2**63 - 1], "data_offsets": [0, 0]}), r"x has the shape \[0, 9223372036854775807\]"),
     (_header({"dtype": "U8", "shape": [1] * 99, "data_offsets": [0, 1]}), r"x has the shape \[1, 1"),
     ((10**6).to_bytes(8, "little") + b"[" * 10**6, "is nested deeper than 64 levels"),

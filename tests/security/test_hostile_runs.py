@@ -286,6 +286,16 @@ def check_reader(words: list[str], outside: Path, capfd: pytest.CaptureFixture[s
             assert b"THE-READERS-OWN" not in path.read_bytes(), path
 
 
+def test_the_report_names_the_skipped_file(outside: Path, capsys: pytest.CaptureFixture[str]):
+    names = ["log.txt", "run.json", "metrics.jsonl", "config.yaml", "pictures"]
+    for name in names:
+        link(name, outside)
+    assert main(["report", "quick"]) == 0
+    for text in (capsys.readouterr().err, Path("runs/quick/report.html").read_text()):
+        missing = [n for n in names if not re.search(rf"{n}:?[^\n]* is a link to ", text)]
+        assert missing == []
+
+
 def test_a_linked_step_is_damaged_and_is_not_read(outside: Path, capsys):
     link("checkpoints/2", outside)
     assert layout.list_steps(Path("runs/quick/checkpoints")) == [1]

@@ -66,7 +66,7 @@ def test_a_message_arrives_as_it_was_sent():
 @pytest.mark.parametrize(
     ("sent", "words"),
     [
-        (frame(b"[]", magic=b"HTTP"), "no parameter server"),
+        (frame(b"[]", magic=b"HTTP"), "not a parameter server"),
         (frame(b"[]", size=2000), "over the limit"),
         (frame(b"{"), "malformed"),
         (frame(json.dumps(["a", {}, [["object", [1]]]]).encode(), 8), "malformed.*object"),

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from fakes import names, result, the
+from fakes import names, result, the, write_files
 from permissions import permissions_hold
 
-from jtrain.inspect.doctor.checks import ChildResult
+from jtrain.inspect.doctor.checks import ChildResult, start_child
 from jtrain.inspect.doctor.disk import check_disk, probe
 
 
@@ -46,3 +46,13 @@ def test_space_and_speed(tmp_path):
     ):
         ended = result(space={"free": free}, write=write, existing=str(tmp_path))
         assert names(check_disk(tmp_path, ended)) == found
+
+
+def test_a_file_server_that_hangs(tmp_path, monkeypatch):
+    write_files(tmp_path, {"hanging.py": "import time\ndef main(given): time.sleep(60)\n"})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with start_child("hanging", {}, timeout=0.5) as wait:
+        ended = wait()
+    (finding,) = check_disk(tmp_path, ended)
+    assert finding.name == "disk-hangs"
+    assert "its file server hangs" in finding.found
