@@ -237,9 +237,9 @@ def set_grace_budget(run: Attempt, speed: Speed) -> None:
 class Pictures(Hook):
     """Hook that draws the state after steps `log.pictures`, 2 `log.pictures`, ..."""
 
-    def __init__(self, run: Attempt, pause: Pause):
+    def __init__(self, run: Attempt, pause: Pause, tracking: Tracking | None):
         self.every = run.config.log.pictures or run.config.steps
-        self._run, self._pause, self._drawn = run, pause, 0
+        self._run, self._pause, self._drawn, self._tracking = run, pause, 0, tracking
 
     def on_state(self, step: int, state: TrainState) -> None:
         """Draw the state, unless it was drawn already. Every process calls this."""
@@ -253,7 +253,9 @@ class Pictures(Hook):
             weights_and_key = self._run.program.gather_weights(state)
             drawn = make(*weights_and_key) if files.first else {}
             barrier()
-        write_pictures(files.pictures, step, drawn)
+        written = write_pictures(files.pictures, step, drawn)
+        if self._tracking is not None:
+            self._tracking.show(step, dict(zip(drawn, written, strict=True)))
 
 
 def prepare_own_hooks(

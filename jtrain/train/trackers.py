@@ -2,10 +2,12 @@
 
 import abc
 import dataclasses
+import html
 import importlib
 import importlib.util
 import os
 import re
+import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +18,7 @@ from jtrain.config.registry import Kind, Registry
 from jtrain.errors import ConfigError
 
 End: TypeAlias = Literal["done", "stopped", "failed"]
+Shown: TypeAlias = Mapping[str, Path | str]  # by name: a PNG file, or a text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +46,8 @@ class TrackerRun:
     """Adds numbers of a step: `loss`, `valid/loss`, ... Steps never decrease."""
     close: Callable[[End], None]
     """Reports how the run ended, and sends the remaining rows."""
+    show: Callable[[int, Shown], None] | None = None
+    """Adds the pictures and texts of a step; None: the service takes none."""
 
 
 @configclass
@@ -87,6 +92,7 @@ class TensorBoard(TrackerConfig):
     def open(self, about: TrackedRun) -> TrackerRun:
         """Start a file beside existing ones, which a new run hides."""
         package = importlib.import_module(self.package)
+        proto = importlib.import_module(f"{self.package}.proto.summary_pb2")
         folder = about.directory / "tensorboard"
         if self.directory:
             folder = Path(self.directory) / about.name
@@ -106,7 +112,19 @@ class TensorBoard(TrackerConfig):
                 writer.add_scalar(name, value, step)
             writer.flush()
 
-        return TrackerRun("events", write, lambda end: writer.close())
+        def show(step: int, shown: Shown) -> None:
+            for name, value in shown.items():
+                if isinstance(value, str):
+                    writer.add_text(name, f"```\n{value}\n```", step)
+                    continue
+                png = value.read_bytes()  # `add_image` takes arrays, and needs pillow
+                width, height = struct.unpack(">II", png[16:24])
+                image = proto.Summary.Image(width=width, height=height, encoded_image_string=png)
+                summary = proto.Summary(value=[proto.Summary.Value(tag=name, image=image)])
+                writer.file_writer.add_summary(summary, step)
+            writer.flush()
+
+        return TrackerRun("events", write, lambda end: writer.close(), show)
 
 
 @configclass
@@ -136,8 +154,16 @@ class MLflow(TrackerConfig):
             metrics = [entities.Metric(_allowed(n), x, now, step) for n, x in numbers.items()]
             client.log_batch(id, metrics=metrics)
 
+        def show(step: int, shown: Shown) -> None:
+            for name, value in shown.items():
+                if isinstance(value, str):
+                    client.log_text(id, value, f"texts/{_allowed(name)}-{step}.txt")
+                else:
+                    client.log_artifact(id, str(value), "pictures")
+
         status = {"done": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
-        return TrackerRun(id, write, lambda end: client.set_terminated(id, status=status[end]))
+        close = lambda end: client.set_terminated(id, status=status[end])
+        return TrackerRun(id, write, close, show)
 
     def _create_run(self, client: Any, entities: Any, about: TrackedRun) -> str:
         found = client.get_experiment_by_name(self.experiment)
@@ -193,7 +219,16 @@ class WandB(TrackerConfig):
             reinit="create_new",
         )
         write = lambda step, numbers: run.log(dict(numbers), step=step)
-        return TrackerRun(run.id, write, lambda end: run.finish(exit_code=int(end == "failed")))
+
+        def show(step: int, shown: Shown) -> None:
+            text = lambda x: wandb.Html(f"<pre>{html.escape(x)}</pre>")
+            media = {
+                n: text(x) if isinstance(x, str) else wandb.Image(str(x)) for n, x in shown.items()
+            }
+            run.log(media, step=step)
+
+        close = lambda end: run.finish(exit_code=int(end == "failed"))
+        return TrackerRun(run.id, write, close, show)
 
 
 _SHIPPED = (TensorBoard, WandB, MLflow)

@@ -165,7 +165,7 @@ class Trainer:
         self.progress = run_hooks.show_progress(run, self.speed, self.evaluations)
         self.tracking = run_hooks.track(run, self.speed)
         draws = run.files and run.program.resolved.experiment.pictures
-        self.pictures = run_hooks.Pictures(run, self.pause) if draws else None
+        self.pictures = run_hooks.Pictures(run, self.pause, self.tracking) if draws else None
         run_hooks.set_grace_budget(run, self.speed)
         self.save, self.retries = self._make_save()
         self.own_hooks = run_hooks.prepare_own_hooks(run, own_hooks, self.evaluations)
@@ -270,6 +270,8 @@ class Trainer:
             self.save.at(ended.step, ended.state)
             if stop.kind == "finished":
                 sample = run_hooks.show_sample(self.attempt, self.pause, ended.state)
+                if self.tracking is not None and sample:
+                    self.tracking.show(ended.step, {"sample": sample})
                 if self.pictures:
                     with self.attempt.signals.interruptible():
                         self.pictures.on_state(ended.step, ended.state)

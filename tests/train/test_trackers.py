@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from jtrain.io.log import LOG
+from jtrain.io.png import encode_png
 from jtrain.train.hooks.tracking import Tracking
 from jtrain.train.trackers import MLflow, TensorBoard, TrackedRun
 
@@ -41,6 +42,9 @@ class Fake:
         if self.fails_at in (-1, step):
             do(self.writes)
         self.rows.append((step, dict(numbers)))
+
+    def show(self, step, shown):
+        self.rows.append((step, dict(shown)))
 
     def close(self, end):
         do(self.closes)
@@ -147,6 +151,16 @@ def test_a_run_that_goes_on_adds_to_the_same_one_and_doubles_no_step(about: Trac
     assert valid == [10, 20, 30]
 
 
+def test_pictures_and_texts_come_once(about: TrackedRun):
+    fake = Fake()
+    for resumed_at in (None, 2):
+        tracking = Tracking([fake], about, resumed_at=resumed_at)
+        for name, value in {"digits": Path("digits-3.png"), "sample": "to be"}.items():
+            tracking.show(3, {name: value})
+        tracking.close()
+    assert fake.rows == [(3, {"digits": Path("digits-3.png")}), (3, {"sample": "to be"})]
+
+
 LOSSES = {step: 1.0 / step for step in range(1, 21)}
 
 
@@ -167,6 +181,8 @@ def killed_and_gone_on_with(tracker: Any, directory: Path) -> list[str]:
                 tracking.on_numbers(step, {"loss": LOSSES[step]})
                 if step % 10 == 0:
                     tracking.row(step, "valid", {"loss": 2 * LOSSES[step]})
+            (directory / "a-20.png").write_bytes(encode_png([[0, 255]]))
+            tracking.show(20, {"a": directory / "a-20.png", "sample": "to be"})
             tracking.close(end)
     return told
 
@@ -176,6 +192,8 @@ def read_tensorboard(directory: Path) -> Callable[[str], list[tuple[int, float]]
     module = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
     events = module.EventAccumulator(str(directory / "tensorboard"))
     events.Reload()
+    assert events.Images("a")[0].encoded_image_string == encode_png([[0, 255]])
+    assert "sample/text_summary" in events.Tags()["tensors"]
     return lambda tag: [(each.step, each.value) for each in events.Scalars(tag)]
 
 
@@ -184,6 +202,12 @@ def read_mlflow(directory: Path) -> Callable[[str], list[tuple[int, float]]]:
     (run,) = client.search_runs([client.get_experiment_by_name("jtrain").experiment_id])
     assert (run.info.status, run.info.run_name) == ("FINISHED", "try")
     assert run.data.params == {"optimizer.lr": "0.1", "name": "try"}
+    files = [
+        x.path
+        for folder in ("pictures", "texts")
+        for x in client.list_artifacts(run.info.run_id, folder)
+    ]
+    assert files == ["pictures/a-20.png", "texts/sample-20.txt"]
     history = lambda tag: client.get_metric_history(run.info.run_id, tag)
     return lambda tag: [(each.step, each.value) for each in history(tag)]
 

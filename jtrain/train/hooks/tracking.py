@@ -1,4 +1,4 @@
-"""Tracking hook: a run's numbers are sent to trackers, which neither stop nor slow it."""
+"""Tracking hook: a run's numbers and pictures go to trackers, which neither stop nor slow it."""
 
 import dataclasses
 import json
@@ -12,9 +12,10 @@ from jtrain.core.loop import Hook
 from jtrain.io.log import LOG
 from jtrain.io.regular_files import read_json
 from jtrain.train.hooks.log import updates_before
-from jtrain.train.trackers import End, TrackedRun, TrackerConfig
+from jtrain.train.trackers import End, Shown, TrackedRun, TrackerConfig, TrackerRun
 
-_Row = tuple[int, str, Mapping[str, float]]  # step, set (empty for training), numbers
+# Step, set (empty for training; the names of pictures and texts), and what sends it.
+_Row = tuple[int, str, Callable[[TrackerRun], None]]
 
 
 class Tracking(Hook):
@@ -55,9 +56,16 @@ class Tracking(Hook):
 
     def row(self, step: int, set: str, numbers: Mapping[str, Any]) -> None:
         """Send the numbers of an evaluation set, without arrays."""
-        plain = {name: float(x) for name, x in numbers.items() if isinstance(x, int | float)}
+        named = {f"{set}/{name}" if set else name: x for name, x in numbers.items()}
+        plain = {name: float(x) for name, x in named.items() if isinstance(x, int | float)}
         for thread in self._threads:
-            thread.put((step, set, plain))
+            thread.put((step, set, lambda run: run.write(step, plain)))
+
+    def show(self, step: int, shown: Shown) -> None:
+        """Send pictures and texts of a step, by name; nothing where there are none."""
+        for thread in self._threads if shown else ():
+            send = lambda run: run.show(step, shown) if run.show else None
+            thread.put((step, f"shown: {', '.join(shown)}", send))
 
     def close(self, end: End = "stopped") -> None:
         """End the trackers' runs, and log the rows that they lost."""
@@ -124,11 +132,11 @@ class _TrackerThread:
             self._fail("could not be opened", error)
             return
         while (row := self._rows.get()) is not None:
-            step, set, numbers = row
+            step, set, send = row
             try:
                 if step > self._last.get(set, -1):
                     self._write_progress(run.id, set, step)
-                    run.write(step, {f"{set}/{n}" if set else n: x for n, x in numbers.items()})
+                    send(run)
                 self._done += 1
             except BaseException as error:
                 self._fail(f"did not take step {step}", error)
