@@ -37,7 +37,7 @@ GROUPS = {
         "run": "train a config, or resume a run that was stopped",
         "sweep": "run a config with several values, side by side, and rank them",
         "launch": "run any of these in several processes on this machine",
-        "work": "join a running run on parameter servers as one worker more",
+        "work": "add a worker to a running run on parameter servers",
     },
     "Use a trained model": {
         "eval": "evaluate a trained run",

@@ -33,10 +33,12 @@ def main(argv: Sequence[str]) -> int:
     path = find_config(args.run, "eval")
     resolved = resolve(path, args.settings)
 
+    from jtrain.distributed.heartbeat import HEARTBEAT
+    from jtrain.distributed.watchdog import StartupProgress
     from jtrain.train.restore import evaluate_run
 
     step = parse_step(args.step, "eval")
-    with redirect_output():
+    with redirect_output(), StartupProgress(print_error), HEARTBEAT.during("eval"):
         step, numbers = evaluate_run(resolved.config, path.parent, step, print_error)
     if not is_first_process():
         return 0

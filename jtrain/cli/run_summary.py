@@ -42,7 +42,8 @@ def format_summary(
     if outcome.status == "done":
         ending = f"done at step {outcome.step}: {outcome.why}" if outcome.why else ""
         kept = [x for x in settings if not x.startswith(("name=", "optimizer.lr="))]
-        changed = [*kept, f"name={directory.path.name}-2", "optimizer.lr=1e-3"]
+        rate = getattr(config.optimizer, "lr", 1e-3) / 2
+        changed = [*kept, f"name={directory.path.name}-2", f"optimizer.lr={rate:g}"]
         again = f"{program()} run {source} {shlex.join(changed)}"
         more = " ".join(settings_to_extend(config, 2 * outcome.step))
         commands = (

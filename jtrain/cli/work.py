@@ -1,4 +1,4 @@
-"""`jtrain work RUN`: take part in a running run as one worker more."""
+"""`jtrain work RUN`: add a worker to a running run on parameter servers."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> int:
 def _arguments() -> Arguments:
     parser = Arguments(
         "work",
-        "Join a running run of parallel.kind=server as one worker more, on any machine that sees\n"
+        "Add a worker to a running run of parallel.kind=server, on any machine that sees\n"
         "its directory. The worker leaves after its step at SIGTERM or Ctrl-C, and ends with the\n"
         "run. If the run's own process dies, it waits for the next one.",
         "digits",

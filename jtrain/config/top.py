@@ -214,7 +214,8 @@ class BaseConfig:
             near = _nearest_multiples("batch", self.batch, self.microbatches)
             yield (
                 "batch",
-                f"{self.batch} rows do not divide into {self.microbatches} microbatches; {near}",
+                f"{self.batch} rows do not divide into {self.microbatches} "
+                f"microbatch{'es' * (self.microbatches > 1)}; {near}",
             )
         yield from flag_problems(self.xla)
         if self.evaluate.patience and not self.checkpoint.best:

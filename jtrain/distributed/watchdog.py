@@ -313,6 +313,7 @@ DOING: Mapping[str, str] = {
     "start": "building the experiment and reading its data",
     "compile": "compiling the step",
     "restore": "initializing or restoring the state",
+    "eval": "evaluating",
 }
 FIRST = 5.0  # seconds before the first message; the interval doubles with each message
 

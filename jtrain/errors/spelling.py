@@ -92,6 +92,8 @@ def nearest_choice(word: str, choices: Iterable[str]) -> str:
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return `; did you mean adamw?`, or an empty text."""
     near = nearest_choice(word, choices)
+    if near == "optax" != word.lower():
+        return f"; an optimizer of optax: write kind=optax and name={word.lower()}"
     return f"; did you mean {near}?" if near else ""
 
 

@@ -309,5 +309,8 @@ def _named(what: str, name: Any, union: Any) -> Any:
     want = FieldSchema.of(union)
     if found := want.class_of(str(name)):
         return found
-    near = did_you_mean(str(name), want.kinds())
+    kinds = [*want.kinds(), *(optax_optimizers() if what == "optimizer" else ())]
+    near = did_you_mean(str(name), kinds)
+    if what == "optimizer":
+        near += "; or the name of an optimizer of optax"
     raise ConfigError(f'{what}="{name}" is not one of {", ".join(want.kinds())}{near}')

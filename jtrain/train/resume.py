@@ -206,8 +206,10 @@ def log_changes(run_dir: RunDir, identity: Mapping[str, Any], environ: Mapping[s
 def warn_of_missing_checkpoint(
     run_dir: RunDir, checkpoints: CheckpointManager, start: int | None
 ) -> None:
-    """Log that the checkpoint in run.json is missing, if no other line mentions it."""
+    """Log that the checkpoint in run.json is missing, or that there was none before a kill."""
     facts = run_dir.facts()
+    if start is None and facts.get("status") == "running" and not facts.get("step"):
+        LOG.warning(f"{run_dir.path} was killed before its first checkpoint: it starts again")
     saved = facts.get("status") in {"running", "stopped", "done"}  # its step is a checkpoint's
     step = facts.get("step", 0) if saved else 0
     noticed = any(f"checkpoint {step} " in line for line in checkpoints.notices)
