@@ -67,7 +67,10 @@ def _origin(root: Node, keys: Keys, words: str) -> SourceLocation:
     kind = find_node(root, (*keys[:-1], "kind"))
     if words.startswith("is missing") and kind and kind.origin.layer != DEFAULTS:
         return kind.origin
-    return nearest_node(root, keys).origin
+    node = nearest_node(root, keys)
+    below = node.value.values() if isinstance(node.value, dict) else ()
+    typed = (child.origin for child in below if child.origin.layer == TYPED)
+    return next(typed, node.origin)  # values that do not fit together: the one that was typed
 
 
 def describe_unknown_key(
