@@ -307,6 +307,12 @@ def test_losses_that_hide_their_rows_are_let_through(loss):
         jt.evaluate(loss, params, DATA, batch=16, devices=2)
 
 
+def test_a_copy_for_each_row_counts_no_padding():
+    parallel = Mirrored(devices=8, impl="shard_map")
+    found = jt.evaluate(its_line, SLOPE, DATA, batch=8, parallel=parallel)
+    assert found["rows"] == len(DATA["valid"])
+
+
 @pytest.mark.thorough
 def test_a_check_of_ones_own_loop_looks_at_batches_with_hidden_rows():
     batch = {key: array[:8] for key, array in DATA.items()} | {"row": np.arange(8, dtype=np.int32)}

@@ -25,7 +25,8 @@ def check_hidden_rows(
     not. Every process calls this at the same time, with rows of its own.
 
     Args:
-        sums: returns the output of a host batch; its metric `rows` is the number of visible rows.
+        sums: returns the output of a host batch; its metric `rows` is the number of visible rows,
+            with a weight of 1 in each separate copy of the loss.
         batch: on the host; the rows of this process, of `size` of all processes.
         what: name of the batch, in words.
 
@@ -38,7 +39,9 @@ def check_hidden_rows(
     first["row"] = batch["row"]
     find = lambda rows, mask: named_means(jax.device_get(sums({**rows, "mask": mask})))
     own, other, shown = find(batch, visible), find(first, visible), find(first, mask)
-    hides_more = shown["the metric 'rows'"].total != other["the metric 'rows'"].total
+    counted = shown.pop("the metric 'rows'")
+    hides_more = counted.total != other.pop("the metric 'rows'").total
+    del own["the metric 'rows'"]
     changed = {name for name in other if _differs(other[name], shown[name])}
     ignores_mask = not any(name.startswith("term") for name in changed)
     for name, mean in own.items():
@@ -46,15 +49,13 @@ def check_hidden_rows(
         if _differs(mean, other[name], visible):
             raise _error(name, what, each, "with other contents in them", batch, size)
         counts = name in changed or (ignores_mask and name.startswith("term"))
-        if hides_more and counts and _counts_all(each, size):
+        is_one = np.array_equal(mean.weight, counted.weight)  # a mean over one thing in each copy
+        if hides_more and counts and not is_one and _counts_all(each, size):
             raise _error(name, what, each[1:], "with fewer of them", batch, size)
 
 
 def _counts_all(means: Sequence[Mean], size: int) -> bool:
-    """Return whether a weight is the number of all rows, or a multiple, whatever the mask is.
-
-    A mean over one thing, such as a penalty on the parameters, has a weight of 1.
-    """
+    """Return whether a weight is the number of all rows, or a multiple, whatever the mask is."""
     first, *others = (np.asarray(mean.weight) for mean in means)
     same = all(np.array_equal(first, other) for other in others)
     return same and bool(((first != 0) & (first % size == 0)).all())
