@@ -16,8 +16,10 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from jtrain.config.configclass import TrackingUri, WrittenPath, configclass
 from jtrain.config.registry import Kind, Registry
 from jtrain.errors import ConfigError
+from jtrain.io.regular_files import read_bytes
 
 End: TypeAlias = Literal["done", "stopped", "failed"]
+MOST = 1 << 28  # bytes of a picture
 Shown: TypeAlias = Mapping[str, Path | str]  # by name: a PNG file, or a text
 
 
@@ -117,7 +119,7 @@ class TensorBoard(TrackerConfig):
                 if isinstance(value, str):
                     writer.add_text(name, f"```\n{value}\n```", step)
                     continue
-                png = value.read_bytes()  # `add_image` takes arrays, and needs pillow
+                png = read_bytes(value, most=MOST)  # `add_image` needs pillow
                 width, height = struct.unpack(">II", png[16:24])
                 image = proto.Summary.Image(width=width, height=height, encoded_image_string=png)
                 summary = proto.Summary(value=[proto.Summary.Value(tag=name, image=image)])

@@ -177,10 +177,13 @@ def test_a_state_is_drawn_at_its_steps_and_once(tmp_path: Path):
     files = some(first=True, pictures=tmp_path)
     config = some(log=some(pictures=5), steps=10)
     run = some(config=config, program=program, files=files)
-    pictures = Pictures(run, lambda activity: contextlib.nullcontext())
+    sent = []
+    tracking = some(show=lambda step, shown: sent.append((step, shown)))
+    pictures = Pictures(run, lambda activity: contextlib.nullcontext(), tracking)
     for step in (5, 10, 10):  # once more at the end of the run
         pictures.on_state(step, step)
     assert seen == [5, 10]
+    assert sent[0] == (5, {"digits": tmp_path / "digits-5.png"})
     assert (tmp_path / "digits-5.png").read_bytes() == encode_png(tile_images(IMAGES + np.uint8(5)))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["digits-10.png", "digits-5.png"]
 
