@@ -44,7 +44,7 @@ SYNONYMS = {word: key for key, words in _KEYS.items() for word in words.split()}
 # The same for kinds: the nearest of ours (`optax` takes a name of its own); to a plateau, a rate
 # that stays and falls at the end.
 KINDS = {
-    "optax": "rmsprop adagrad adadelta adamax radam adabelief yogi prodigy",
+    "optax": "rmsprop adagrad adadelta adamax radam adabelief yogi",
     "sgd": "momentum nesterov sgd_momentum sgdm",
     "mirrored": "ddp dp ddp_spawn ddp_find_unused_parameters_true data_parallel "
     "distributed_data_parallel horovod mirroredstrategy multiworkermirrored",
@@ -92,7 +92,7 @@ def nearest_choice(word: str, choices: Iterable[str]) -> str:
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return `; did you mean adamw?`, or an empty text."""
     near = nearest_choice(word, choices)
-    if near == "optax" != word.lower():
+    if near == "optax" == MEANINGS.get(word.lower()):  # and no misspelt `optax`
         return f"; an optimizer of optax: write kind=optax and name={word.lower()}"
     return f"; did you mean {near}?" if near else ""
 
