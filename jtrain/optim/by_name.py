@@ -1,7 +1,8 @@
 """Optimizers of optax and optax.contrib by their names."""
 
+import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import optax
@@ -69,7 +70,8 @@ class Optax(OptimizerConfig):
         return optax.chain(made, *self._factors())
 
 
-def optax_optimizers() -> dict[str, Callable[..., optax.GradientTransformation]]:
+@functools.cache
+def optax_optimizers() -> Mapping[str, Callable[..., optax.GradientTransformation]]:
     """Return the functions of optax and optax.contrib that make an optimizer of a learning rate."""
     modules = {"": optax, CONTRIB: optax.contrib}
     functions = {p + name: x for p, module in modules.items() for name, x in vars(module).items()}

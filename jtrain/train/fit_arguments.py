@@ -299,9 +299,16 @@ def build_guard(given: str | Guard, *, has_checkpoints: bool) -> Guard:
 
 def _named_optimizer(name: str) -> Callable[..., OptimizerConfig]:
     """Return the class of an optimizer of ours, or what makes the config of one of optax."""
-    if FieldSchema.of(Optimizer).class_of(name) is None and name in optax_optimizers():
+    want, of_optax = FieldSchema.of(Optimizer), optax_optimizers()
+    if found := want.class_of(name):
+        return found
+    if name in of_optax:
         return functools.partial(Optax, name=name)
-    return _named("optimizer", name, Optimizer)
+    near = did_you_mean(name, [*want.kinds(), *of_optax])
+    raise ConfigError(
+        f'optimizer="{name}" is not one of {", ".join(want.kinds())}{near}; or the name of an '
+        f"optimizer of optax"
+    )
 
 
 def _named(what: str, name: Any, union: Any) -> Any:
@@ -309,8 +316,5 @@ def _named(what: str, name: Any, union: Any) -> Any:
     want = FieldSchema.of(union)
     if found := want.class_of(str(name)):
         return found
-    kinds = [*want.kinds(), *(optax_optimizers() if what == "optimizer" else ())]
-    near = did_you_mean(str(name), kinds)
-    if what == "optimizer":
-        near += "; or the name of an optimizer of optax"
+    near = did_you_mean(str(name), want.kinds())
     raise ConfigError(f'{what}="{name}" is not one of {", ".join(want.kinds())}{near}')

@@ -63,8 +63,8 @@ class Tracking(Hook):
 
     def show(self, step: int, shown: Shown) -> None:
         """Send pictures and texts of a step, by name; nothing where there are none."""
+        send = lambda run: run.show(step, shown) if run.show else None
         for thread in self._threads if shown else ():
-            send = lambda run: run.show(step, shown) if run.show else None
             thread.put((step, f"shown: {', '.join(shown)}", send))
 
     def close(self, end: End = "stopped") -> None:
