@@ -150,8 +150,13 @@ def load_experiment(found: FoundExperiment) -> type[BaseConfig]:
 
 
 def _beside_advice(error: Exception, file: "Path | EntryPoint") -> str:
-    """Return the import to write for a module that lies beside the experiment; else empty."""
+    """Return what to write if the experiment's module, or one beside it, was not found."""
     name = error.name if isinstance(error, ModuleNotFoundError) else None
+    if name and not isinstance(file, Path) and file.module.split(".")[0] == name:
+        return (
+            f"{name} is not installed, nor does it lie beside a folder {PACKAGE}/. For code of "
+            f"your own write {PACKAGE}/{name}.py, with a class Config, and `experiment: {name}`"
+        )
     if not name or not isinstance(file, Path) or name.split(".")[0] not in _local(file.parent):
         return ""
     return f"{name} lies beside the experiment: write `from {PACKAGE}.{name} import ...`"

@@ -39,7 +39,10 @@ from jtrain.optim import Optimizer
 from jtrain.optim.recipe import OptimizerConfig
 from jtrain.optim.transformations import differentiate_only
 from jtrain.parallel import Mirrored, Parallel
+from jtrain.train import fit_data
 from jtrain.train.eight_bits import quantize_experiment
+from jtrain.train.fit_arguments import build_start
+from jtrain.train.fit_data import build_evaluation_sets, build_train_batches, split_validation
 from jtrain.train.trackers import Tracker
 
 BuildOptimizer: TypeAlias = Callable[[int], optax.GradientTransformation]
@@ -94,20 +97,28 @@ class Prompt:
 class Experiment:
     """Pure functions, batches and an optimizer, bound to no device."""
 
-    init: Callable[[Key], tuple[Params, Extra]] | tuple[Params, Extra]
+    loss: LossFn | Stateful
+    """`(params, batch, rng)`, as `make_step` takes it, or all else that `jt.fit` takes."""
+    train: Batches | fit_data.Data
+    """Training batches; rows, such as `(x, y)`, are shuffled by the config's seed, `batch` a
+    step."""
+    init: Callable[[Key], tuple[Params, Extra]] | tuple[Params, Extra] | None = None
     """`(params, extra)`, or a function that makes them of a key; `extra` is `()` where nothing is
     carried beside the parameters."""
-    loss: LossFn | Stateful
-    train: Batches
-    optimizer: OptimizerConfig | optax.GradientTransformation | BuildOptimizer
-    """The config of an optimizer (`self.optimizer`), an optax transformation, or a function that
-    makes one of the number of steps of the run."""
+    net: Any = None
+    """In place of `init`, the second argument of `jt.fit`: an nnx module, a Model, or parameters.
+    A loss that is made from a model, `jt.classifier(net)`, also gives `model`, `dims` and
+    `predict`; with an nnx module a loss of your own takes `(module, batch, rng)`, and `predict`
+    takes `(module, batch)`."""
+    optimizer: OptimizerConfig | optax.GradientTransformation | BuildOptimizer | None = None
+    """The config of an optimizer, an optax transformation, or a function that makes one of the
+    number of steps of the run; None: the `optimizer` of the config."""
     init_extra: InitExtra | None = None
     """`(params, extra, rows) -> extra`, which makes the state of the loss from the parameters that
     the run begins with, loaded ones where it loads some, and the number of rows of a batch."""
-    valid: FiniteBatches | Mapping[str, FiniteBatches] | None = None
-    """Validation set, evaluated in full and without dropout; several sets by name, the first of
-    which is the main one."""
+    valid: FiniteBatches | Mapping[str, FiniteBatches] | fit_data.Data = None
+    """Validation set, evaluated in full and without dropout, as batches or as rows; several sets by
+    name, the first of which is the main one; a fraction of `train`'s rows, 0.2; or None."""
     dims: Mapping[str, Dims] = dataclasses.field(default_factory=dict)
     """Names of the dims of parameters (`Model.dims`): rules map them to the axes of a mesh. A
     parameter without names is split along its largest dim."""
@@ -139,6 +150,12 @@ class Experiment:
     """LoRA of the model, where the config has `lora`; the run adds it."""
 
     @property
+    def initial(self) -> Callable[[Key], tuple[Params, Extra]] | tuple[Params, Extra]:
+        """The initial parameters and extra of a built experiment, or what makes them of a key."""
+        assert self.init is not None, "build_experiment takes them from `net`"
+        return self.init
+
+    @property
     def transformation(self) -> optax.GradientTransformation:
         """The optimizer of an experiment whose run has a number of steps."""
         assert isinstance(self.optimizer, optax.GradientTransformation), "resolve durations first"
@@ -149,7 +166,12 @@ class Experiment:
             check_takes(self.loss.loss, ("params", "extra", "batch", "rng"), "the loss")
         else:
             check_takes(self.loss, ("params", "batch", "rng"), "the loss")
-        if not self.rows_interact:
+        if (self.init is None) == (self.net is None):
+            raise ConfigError(
+                "jt.Experiment needs either net= or init=: net=net with an nnx module or a model, "
+                "as jt.fit takes it, or init=(params, ()), or a function of a key."
+            )
+        if not self.rows_interact and self.net is None:
             of = self.loss if isinstance(self.loss, ModelLoss) else self.model
             object.__setattr__(self, "rows_interact", (of and of.rows_interact) or "never")
         object.__setattr__(self, "loss", _hashable_loss(self.loss))
@@ -234,6 +256,7 @@ def build_experiment(config: RunConfig, place: Placement) -> Experiment:
             f"{type(experiment).__name__}. Write `return jt.Experiment(init=..., loss=..., "
             f"train=..., optimizer=self.optimizer)`."
         )
+    experiment = _with_parts(experiment, config)
     if config.lora.rank:
         experiment = with_lora(experiment, config.lora)
     optimizer = experiment.optimizer
@@ -241,6 +264,42 @@ def build_experiment(config: RunConfig, place: Placement) -> Experiment:
         loss = differentiate_only(experiment.loss, optimizer.trained)
         experiment = dataclasses.replace(experiment, loss=loss)
     return quantize_experiment(experiment, config)
+
+
+def _predict_of_module(predict: Callable[..., Any], module: Any) -> Callable[..., Any]:
+    """Return a function of `(module, batch)` as one of `(params, extra, batch)`."""
+    check_takes(predict, ("module", "batch"), "predict")
+    return lambda params, extra, batch: predict(module.module(params, extra, None, False), batch)
+
+
+def _parts_of_net(x: Experiment) -> dict[str, Any]:
+    """Return the initial parameters, the loss and the prediction that `net` gives."""
+    start = build_start(x.loss, x.net, rows_interact=x.rows_interact or None)
+    parts = {"init": start.init, "loss": start.loss, "rows_interact": start.rows_interact}
+    if isinstance(x.loss, ModelLoss):
+        model, outputs = x.loss.model, x.loss.outputs
+        parts |= {"model": model, "dims": x.dims or model.dims, "predict": x.predict or outputs}
+    elif x.predict is not None and start.module is not None:
+        parts["predict"] = _predict_of_module(x.predict, start.module)
+    return parts
+
+
+def _with_parts(x: Experiment, config: RunConfig) -> Experiment:
+    """Return the experiment with `net` and rows of data, which `jt.fit` takes too, as its parts."""
+    parts = {} if x.net is None else _parts_of_net(x)
+    train, valid = split_validation(x.train, x.valid)
+    return dataclasses.replace(
+        x,
+        **parts,
+        net=None,
+        train=(
+            train
+            if isinstance(train, Batches)
+            else build_train_batches(train, config.batch, seed=config.seed)
+        ),
+        valid=build_evaluation_sets(valid, config.evaluate.batch or config.batch),
+        optimizer=x.optimizer or config.optimizer,
+    )
 
 
 @contextlib.contextmanager
@@ -264,7 +323,9 @@ def with_lora(x: Experiment, settings: Lora) -> Experiment:
         ConfigError: if the settings do not suit the model.
     """
     with user_code("init"):
-        params, _ = jax.eval_shape(x.init, jax.random.key(0)) if callable(x.init) else x.init
+        params, _ = (
+            jax.eval_shape(x.initial, jax.random.key(0)) if callable(x.initial) else x.initial
+        )
     linear = x.model.linear if x.model else {}
     adapter = build_adapter(settings, params, x.dims, linear)
     return dataclasses.replace(

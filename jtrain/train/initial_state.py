@@ -43,7 +43,7 @@ def make_initial_state(
         # Weights that are stored in fewer bits have no buffer to lie in.
         fewer = experiment.adapter and experiment.adapter.settings.frozen != "as_is"
         return jax.jit(state, out_shardings=to, donate_argnums=() if fewer else 0)(read)
-    given = experiment.init
+    given = experiment.initial
     if callable(given):
         return load_or_compile(
             jax.jit(lambda: state(weights()), out_shardings=to).lower(), abstract_state
@@ -76,7 +76,7 @@ def makers(
 ) -> tuple[Callable[[], Weights], Callable[[Weights], TrainState]]:
     """Return functions that make the weights of the seed, and the initial state of weights."""
     keys = lambda: jax.random.split(jax.random.key(config.seed))  # for the weights, for the run
-    weights = lambda: _drawn(x.init, keys()[0]) if callable(x.init) else x.init
+    weights = lambda: _drawn(x.initial, keys()[0]) if callable(x.initial) else x.initial
 
     def state(weights: Weights) -> TrainState:
         if x.adapter is not None:

@@ -1,5 +1,7 @@
 """`jt.fit` takes the same steps as a run, and leaves its arguments unchanged."""
 
+import json
+import sys
 from pathlib import Path
 
 import jax
@@ -11,6 +13,7 @@ from comparison import assert_close
 
 import jtrain as jt
 from experiments.mnist1d import FullBatches
+from jtrain.config.resolve import resolve
 from jtrain.data import Arrays, InOrder, Shuffled
 from jtrain.errors import ConfigError, DataError, LossError
 from jtrain.train import fit_arguments, fit_data
@@ -199,3 +202,52 @@ def test_numbers_of_numpy_and_jax_are_taken_as_pythons():
 def test_what_other_libraries_call_it_leads_to_what_works(call, says: str):
     with pytest.raises(ConfigError, match=says):
         call()
+
+
+SCRIPT = '''
+import jax
+import numpy as np
+from flax import nnx
+
+import jtrain as jt
+
+x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+data = x, x[:, :3].argmax(1)
+
+
+def make_net():
+    rngs = nnx.Rngs(0)
+    norm = nnx.BatchNorm(8, rngs=rngs)
+    layers = nnx.Linear(4, 8, rngs=rngs), norm, nnx.Dropout(0.1, rngs=rngs)
+    return nnx.Sequential(*layers, nnx.Linear(8, 3, rngs=rngs))
+
+
+@jt.configclass
+class Config(jt.RunConfig):
+    """What was a script."""
+
+    def build(self, place):
+        net = make_net()
+        return jt.Experiment(net=net, loss=jt.classifier(net), train=data, valid=0.2)
+'''
+
+
+def test_net_loss_and_rows_of_a_script_are_an_experiment_as_they_are():
+    Path("experiments").mkdir()
+    Path("experiments/script.py").write_text(SCRIPT)
+    values = {"steps": 12, "batch": 16, "seed": 3, "checkpoint": {"every": 0}}
+    given = {"experiment": "script", "optimizer": {"kind": "adam", "lr": 0.01}, **values}
+    Path("script.yaml").write_text(json.dumps(given))
+    outcome = jt.run(resolve("script.yaml").config)
+    script = sys.modules["experiments.script"]
+    net = script.make_net()
+    classifier = jt.classifier(net)
+    result = jt.fit(
+        *(classifier, net, script.data, "adam"), valid=0.2, lr=0.01, steps=12, batch=16, seed=3,
+        quiet=True,
+    )  # fmt: skip
+    last = outcome.results[12]
+    assert last == {name: result.history[f"valid/{name}"][12] for name in last}
+    run = jt.load(outcome.directory.path)
+    assert run.predict(script.x).tolist() == result.predict(script.x).tolist()
+    assert run.inputs.keys() == {"x"}
