@@ -6,7 +6,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from jtrain.cli.output import print_text as print
 from jtrain.distributed.compiler_flags import check_environment
@@ -18,6 +18,9 @@ from jtrain.io.disk_errors import disk_advice, may_pass
 from jtrain.io.environment import jtrain_version
 from jtrain.io.redact import redact
 from jtrain.train.runtime import pause_collection
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 # jtrain/cli/VERB.py has `main(argv) -> exit code`; the help lists the verbs under these headings.
 GROUPS = {
@@ -112,16 +115,29 @@ def _run_verb(verb: str, rest: list[str]) -> int:
         code = module.main(rest)
         sys.stdout.flush()
         return code
+    if verb in (others := _verbs_of_packages()):
+        from jtrain.config.registry import load_address
+
+        return load_address(others[verb].value).main(rest)
     if verb not in {"-h", "--help", "--version"}:
         raise UserError(_unknown_verb(verb))
     print(f"jtrain {jtrain_version()}" if verb == "--version" else _help())
     return DONE
 
 
+def _verbs_of_packages() -> "dict[str, EntryPoint]":
+    """Return the modules with `main(argv) -> exit code` that packages name in `jtrain.verbs`."""
+    from importlib.metadata import entry_points  # 30 ms
+
+    return {entry.name: entry for entry in entry_points(group="jtrain.verbs")}
+
+
 def _help() -> str:
-    width = max(map(len, VERBS))
+    others = {name: f"of {entry.value}" for name, entry in _verbs_of_packages().items()}
+    groups = {**GROUPS, "Of other packages": others} if others else GROUPS
+    width = max(map(len, [*VERBS, *others]))
     lines = []
-    for heading, verbs in GROUPS.items():
+    for heading, verbs in groups.items():
         lines += ["", heading, *(f"  {verb:{width}} {text}" for verb, text in verbs.items())]
     listed = "\n".join(lines)
     return f"""\
@@ -138,6 +154,6 @@ def _unknown_verb(verb: str) -> str:
     if verb.endswith((".yaml", ".yml")):
         meant = f"; did you mean jtrain run {verb}?"
     else:
-        near = nearest_name(verb, VERBS)
+        near = nearest_name(verb, [*VERBS, *_verbs_of_packages()])
         meant = f"; did you mean {near}?" if near else ""
     return f"jtrain: {verb} is not a verb; the verbs are {', '.join(VERBS)}{meant}"

@@ -45,7 +45,7 @@ def installed(name: str) -> "dict[str, EntryPoint]":
     return {entry.name: entry for entry in entry_points(group=f"jtrain.{name}")}
 
 
-def _load(address: str) -> Any:
+def load_address(address: str) -> Any:
     """Return what `package.module:Name` names; raise ConfigError if it cannot be imported."""
     try:
         return pkgutil.resolve_name(address)
@@ -81,7 +81,7 @@ class Registry:
             if kind not in found:
                 raise ConfigError(f"no package has {kind} among its {self.name}")
             address = found[kind].value
-        cls = _load(address)
+        cls = load_address(address)
         if not (is_configclass(cls) and issubclass(cls, self.base)):
             base = f"{self.base.__module__}.{self.base.__name__}"
             raise ConfigError(f"{address} is not a @configclass over {base}, as {self.name} are")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import jtrain as jt
+from jtrain.cli import main
 from jtrain.config.resolve import resolve
 from jtrain.errors import ConfigError
 from jtrain.train.code_digest import PYTHON, digest_code, find_edited
@@ -138,6 +139,7 @@ ENTRIES = {
     "guards": "limit = addon.pieces:Limit",
     "data": "line = addon.pieces:Line",
     "models": "slope = addon.pieces:Slope",
+    "verbs": "greet = addon.verb\nlost = addon.nowhere",
 }
 CONFIG = """
 experiment: addon.study:Config
@@ -214,3 +216,14 @@ def test_a_config_names_a_piece_of_each_kind_and_resumes_with_them(config: Path)
 def test_a_mistake_names_the_key_and_what_to_write(config: Path, setting: str, words: str):
     with pytest.raises(ConfigError, match=words):
         resolve(config, [setting])
+
+
+def test_a_package_adds_a_verb(config: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["greet", "you", "--all"]) == 3
+    assert main(["--help"]) == 0
+    assert main(["lost"]) == main(["gret"]) == 2
+    told = capsys.readouterr()
+    assert "hello you --all" in told.out
+    assert "greet   of addon.verb" in told.out
+    assert "addon.nowhere cannot be imported" in told.err
+    assert "did you mean greet?" in told.err

@@ -1,0 +1,9 @@
+"""`jtrain greet WORD`: the verb of another package."""
+
+from collections.abc import Sequence
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the words; return the exit code."""
+    print("hello", *argv)
+    return 3
