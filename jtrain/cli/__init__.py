@@ -53,12 +53,24 @@ GROUPS = {
         "report": "write one HTML page about some runs: curves, differences, speed, samples",
         "diff": "print where two runs diverge: the first step, number, batch and leaf",
         "replay": "recompute a step of a run, and compare its bits",
+        "audit": "recompute steps drawn at random; write or check a signed certificate",
     },
 }
 VERBS = {verb: text for group in GROUPS.values() for verb, text in group.items()}
 # They compute with JAX and leave the flags of the compiler as they are; run, plan and explain set
 # flags, and check them then.
-_COMPUTE = {"eval", "predict", "sample", "check", "range", "replay", "export", "work", "doctor"}
+_COMPUTE = {
+    "eval",
+    "predict",
+    "sample",
+    "check",
+    "range",
+    "replay",
+    "audit",
+    "export",
+    "work",
+    "doctor",
+}
 INTERRUPTED, PIPE_CLOSED = 130, 141
 
 

@@ -20,7 +20,7 @@ from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import ConfigError, DamagedError
 from jtrain.inspect.debug.compare import diff_environments
 from jtrain.train.experiment import RunConfig
-from jtrain.train.hooks.step_record import StepRecord, read_step_records
+from jtrain.train.hooks.step_record import NUMBERS, StepRecord, read_step_records
 from jtrain.train.longer_run import (
     LengthChange,
     config_at,
@@ -68,6 +68,8 @@ class ReplayResult:
     """Data of the step's key."""
     compared: int
     """Number of replayed steps that the run recorded."""
+    farthest: tuple[float, str]
+    """Largest relative difference of a recorded number, and the name of that number."""
     readers: tuple[int, int] | None
     """Number of processes then and now, if some batches are not compared."""
     unlike: Sequence[str]
@@ -78,19 +80,29 @@ class ReplayResult:
     """Leaves that differ from the run's checkpoint of this step; None: no such checkpoint."""
 
 
-def replay(config: RunConfig, path: Path, step: int, *, log: Callable[[str], None]) -> ReplayResult:
-    """Replay step `step` of the run in `path`, and compare its bits with the run.
+def replay(
+    config: RunConfig,
+    path: Path,
+    step: int,
+    *,
+    log: Callable[[str], None],
+    tolerance: float | None = None,
+) -> ReplayResult:
+    """Replay step `step` of the run in `path`, and compare it with the run.
 
     The run's directory is read and not written. With several processes, each must call this.
 
     Args:
         log: called with a line about progress.
+        tolerance: relative, of the recorded numbers; the run's layout is then fitted to the devices
+            here. None: bits are compared, on the run's own layout.
 
     Raises:
         ConfigError: if the run has no such step, or other values.
         CheckpointError: if the checkpoint before it cannot be read.
     """
-    program, run_dir = set_up_stored(config, path)
+    program, run_dir = set_up_stored(config, path, None if tolerance is None else log)
+    config = dataclasses.replace(config, parallel=program.resolved.config.parallel)
     now = keep_lengths(config, load_stored(run_dir, type(config)))
     changed = _length_changes(program, run_dir)
     config = config_at(now, changed, step)
@@ -114,7 +126,8 @@ def replay(config: RunConfig, path: Path, step: int, *, log: Callable[[str], Non
             known[number] = was._replace(batch=0)
     records, before, after = _replay_steps(program, batches, state, start, step)
     own = np.ravel(batches.read(schedule.first(step))["row"])
-    other = _first_mismatch(records, known)
+    other = _first_mismatch(records, known, tolerance)
+    distances = (here.distance(known[n]) for n, here in records.items() if n in known)
     return ReplayResult(
         step=step,
         start=start,
@@ -123,6 +136,7 @@ def replay(config: RunConfig, path: Path, step: int, *, log: Callable[[str], Non
         rows=(int(own.min()), int(own.max())),
         key=tuple(np.ravel(jax.random.key_data(before.step_key())).tolist()),
         compared=sum(number in known for number in records),
+        farthest=max(distances, default=(0.0, "")),
         readers=next(((others[n], count) for n in records if n in others), None),
         unlike=_environment_changes(program, run_dir, others, other.step if other else step),
         other=other,
@@ -268,22 +282,26 @@ def _replay_steps(
     for call in calls:
         state = call.state
         before = jax.tree.map(jnp.copy, state) if call.end == last else before
-        numbers = zip(call.numbers("loss"), call.numbers("grad_norm"), strict=True)
+        losses, grads, updates = map(call.numbers, NUMBERS)
+        numbers = zip(losses, grads, updates, strict=True)
         parts = split_steps(call.batch, schedule.stacked)
-        for number, (pair, own) in enumerate(zip(numbers, parts, strict=True), call.start + 1):
-            records[number] = StepRecord(*pair, digest_batch(own))
+        for number, (each, own) in enumerate(zip(numbers, parts, strict=True), call.start + 1):
+            records[number] = StepRecord(*each, digest_batch(own))
     assert before is not None, "a call ends before the one with the step"
     return records, before, state
 
 
 def _first_mismatch(
-    records: Mapping[int, StepRecord], known: Mapping[int, StepRecord]
+    records: Mapping[int, StepRecord],
+    known: Mapping[int, StepRecord],
+    tolerance: float | None,
 ) -> ReplayMismatch | None:
     for number, here in records.items():
         recorded = known.get(number)
         if recorded is not None:
             other = ReplayMismatch(number, here, recorded)
-            if other.batch or not here.same(recorded):
+            near = tolerance is not None and here.distance(recorded)[0] <= tolerance
+            if other.batch or not (near or here.same(recorded)):
                 return other
     return None
 

@@ -1,0 +1,97 @@
+"""`jtrain audit RUN`: compute steps of a run again, and hold its files to its certificate."""
+
+import dataclasses
+import json
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jtrain.cli.arguments import Arguments, find_config
+from jtrain.cli.output import is_first_process, print_error, redirect_output
+from jtrain.cli.output import print_text as print
+from jtrain.config.resolve import resolve
+from jtrain.errors import UserError
+
+if TYPE_CHECKING:
+    from jtrain.inspect.debug.audit import AuditedStep, AuditResult
+
+DIFFERS = 1  # exit code
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print what the audit found; return the exit code."""
+    args = _arguments().parse(argv)
+    if args.steps < 1:
+        raise UserError(f"jtrain audit: --steps {args.steps} draws no step; write --steps 3")
+    path = find_config(args.run, "audit")
+    resolved = resolve(path, args.settings)
+
+    from jtrain.inspect.debug.audit import audit, certify
+    from jtrain.train.run_dir import RunDir
+
+    seed = secrets.randbits(32) if args.seed is None else args.seed
+    with redirect_output():
+        found = audit(
+            resolved.config,
+            path.parent,
+            steps=args.steps,
+            seed=seed,
+            tolerance=args.tolerance,
+            log=print_error,
+        )
+    if is_first_process():
+        print(json.dumps(_plain(found)) if args.json else format_audit(found, args.run))
+        if args.certify is not None and found.passed:
+            key = Path(args.certify) if args.certify else None
+            print(f"wrote {certify(RunDir(path.parent), key)}")
+    return 0 if found.passed else DIFFERS
+
+
+def format_audit(found: "AuditResult", run: str) -> str:
+    """Return the result as text."""
+    lines = [_step(each) for each in found.steps]
+    if found.certificate:
+        lines.append(f"certificate: {found.certificate}")
+    lines += [f"DIFFERS from the certificate: {fault}" for fault in found.faults]
+    verdict = "holds" if found.passed else "DIFFERS"
+    again = (
+        f"the same steps again: jtrain audit {run} --steps {len(found.steps)} --seed {found.seed}"
+    )
+    return "\n".join([*lines, f"{run} {verdict}, within {found.tolerance:g}; {again}"])
+
+
+def _step(each: "AuditedStep") -> str:
+    since = f"from checkpoint {each.start}" if each.start else "from the beginning"
+    if each.fault:
+        said = f"DIFFERS in {each.fault}"
+    else:
+        said = "the same bits" if each.same_bits else f"the same within {each.distance:.1e}"
+    return f"step {each.step}, {since}: {said}"
+
+
+def _plain(found: "AuditResult") -> dict[str, object]:
+    return {**dataclasses.asdict(found), "passed": found.passed}
+
+
+def _arguments() -> Arguments:
+    parser = Arguments(
+        "audit",
+        "Draw steps of a run at random, restore the checkpoint before each, and compute them\n"
+        "again, on any machine and layout. The exit code is 1 if the rows, the loss or a norm of\n"
+        "a step differ from the run's records, or its files from its certificate.",
+        "shakespeare",
+        "shakespeare --steps 10 parallel.kind=single",
+        "shakespeare --certify ~/.ssh/id_ed25519   sign a certificate of the run",
+    )
+    parser.add_run(settings="parallel")
+    words = "number of steps to draw (3)"
+    parser.add_argument("--steps", type=int, default=3, metavar="N", help=words)
+    words = "of the drawing; by default another each time"
+    parser.add_argument("--seed", type=int, metavar="N", help=words)
+    words = "largest relative difference of a number (1e-5 in float32, else 2e-2)"
+    parser.add_argument("--tolerance", type=float, metavar="X", help=words)
+    words = "write certificate.txt into the run's directory, signed by an SSH key if one is named"
+    parser.add_argument("--certify", nargs="?", const="", metavar="KEY", help=words)
+    parser.add_json()
+    return parser
