@@ -205,7 +205,7 @@ def test_real_runs_side_by_side_have_the_bits_of_single_runs(tmp_path):
 @pytest.mark.slow
 def test_the_search_of_the_page_runs_and_continues(monkeypatch):
     pytest.importorskip("optuna", reason="needs the extra `optuna`")
-    page = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text()
     (program,) = re.findall(r"^```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     program = program.replace('["jtrain", "run", "configs/shakespeare.yaml"', f"[*{PRETEND!r}")
     studies = []
