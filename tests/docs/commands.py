@@ -1,6 +1,6 @@
 """The commands that the pages show, and how many devices each is meant for. Not a test itself.
 
-They stand in blocks of `sh`, `bash` and `yaml`. A comment of a line before a block says what cannot
+They stand in blocks of `sh` and `bash`. A comment of a line before a block says what cannot
 be read off the commands: `<!-- devices: 32 -->`, of all processes together, or
 `<!-- not run: REASON -->` for what no test can run (in a block that has both, for what is no
 `jtrain`).
@@ -18,7 +18,6 @@ FENCE = re.compile(r"((?:^<!-- [^\n]* -->\n)*)^```(\w*)\n(.*?)^```$", re.MULTILI
 MARK = re.compile(r"<!-- (devices|not run): (.*) -->")
 COMMAND = re.compile(r"(?:^|.*?[\s=;])jtrain (\w+.*)")
 SCRIPT = re.compile(r"scripts/\w+\.sh .*?\s(run .*)")  # which starts a run elsewhere
-JOB = re.compile(r"command: \[jtrain, (.*)\]")
 ON_PROCESS = 8  # devices of the process that tests
 
 
@@ -48,7 +47,6 @@ class Block:
     """Block between two fences, and its marks."""
 
     page: str
-    language: str
     text: str
     devices: int
     reason: str
@@ -61,11 +59,10 @@ def blocks() -> list[Block]:
     for page in PAGES:
         for marks, language, text in FENCE.findall(page.read_text()):
             said = dict(MARK.findall(marks))
-            holds = language in {"sh", "bash"} or JOB.search(text)
-            if holds:
+            if language in {"sh", "bash"}:
                 name = str(page.relative_to(ROOT))
                 devices = int(said.get("devices", 0))
-                found.append(Block(name, language, text, devices, said.get("not run", "")))
+                found.append(Block(name, text, devices, said.get("not run", "")))
     return found
 
 
@@ -92,8 +89,6 @@ def lines(block: Block) -> Iterator[str]:
 
 def words_of(line: str) -> tuple[str, ...]:
     """Return the words after `jtrain` on a line; none where it has none."""
-    if job := JOB.search(line):
-        return tuple(job[1].split(", "))
     found = SCRIPT.fullmatch(line) or COMMAND.fullmatch(line)
     if not found:
         return ()

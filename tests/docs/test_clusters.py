@@ -9,7 +9,6 @@ import pytest
 from plain_environ import SAID
 from ruamel.yaml import YAML
 
-from jtrain.cli import main
 from jtrain.distributed.cluster import detect
 from jtrain.distributed.cluster.tls import AUTHORITY, CERTIFICATE, KEY
 
@@ -39,21 +38,6 @@ def test_the_first_table_links_every_section():
     assert set(linked) == {
         re.sub(r"[^\w ]", "", title.lower()).replace(" ", "-") for title in titles
     }
-
-
-MANIFEST = re.compile(
-    r"^```sh\n(jtrain launch --engine .*)\n```\n+<!-- .* -->\n```yaml\n((?:.*\n)*?)```", re.M
-)
-
-
-@pytest.mark.parametrize("title", ["Kubernetes JobSet"])
-def test_a_manifest_is_what_its_command_prints(title, capsys, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    found = MANIFEST.findall(section(title))
-    assert len(found) == len(blocks(section(title), "yaml")) > 0
-    for command, manifest in found:
-        assert main(shlex.split(command)[1:]) == 0
-        assert capsys.readouterr().out == manifest
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def _compiles(command: Command) -> bool:
 
 def test_every_line_is_run_or_its_block_says_why_not():
     for block in blocks():
-        if not block.reason and block.language != "yaml":
+        if not block.reason:
             for line in lines(block):
                 assert words_of(line) or line.startswith(NO_MATTER), f"{block.page}: {line}: {TOLD}"
 
