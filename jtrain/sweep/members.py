@@ -100,7 +100,8 @@ def _range(setting: str, part: str) -> list[str]:
         if BETWEEN.fullmatch(part):
             raise ConfigError(
                 f"{setting}: {part} is not a range of whole numbers, such as 0..2 or 0..50..10. "
-                f"Write the values with commas, or search the range by Optuna (docs/experiments.md)."
+                f"Write the values with commas, or search the range by Optuna "
+                f"(docs/experiments.md)."
             )
         return [part]
     first, last, step = (int(x) if x else 1 for x in found.groups())
