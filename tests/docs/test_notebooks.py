@@ -178,7 +178,7 @@ def test_the_reference_names_what_exists_and_every_public_name():
 
 
 EXPERIMENT = ROOT / "docs" / "experiments.md"
-(RING,), (VALUES,) = blocks(EXPERIMENT, "python"), blocks(EXPERIMENT, "yaml")
+(RING, _), (VALUES,) = blocks(EXPERIMENT, "python"), blocks(EXPERIMENT, "yaml")
 
 
 @pytest.mark.thorough
