@@ -185,7 +185,7 @@ def describe_durations(config: Any) -> list[str]:
         total = totals[inside[0]] if inside else run
         of = facts._replace(steps_per_call=1) if inside else facts
         if steps := _follows(length, of, total, key):
-            found.append(f"{key}: {length} is {steps} steps")
+            found.append(f"{key}: {length} is {steps} step{'s' * (steps != 1)}")
     return found
 
 
