@@ -59,11 +59,12 @@ if TYPE_CHECKING:
     from jtrain.core.state import new_state as new_state
     from jtrain.core.step import make_step as make_step
     from jtrain.core.step import scan_steps as scan_steps
+    from jtrain.losses import metrics as metrics
     from jtrain.models.generate import generate as generate
-    from jtrain.models.model_loss import binary_classifier as binary_classifier
-    from jtrain.models.model_loss import classifier as classifier
-    from jtrain.models.model_loss import language_model as language_model
-    from jtrain.models.model_loss import regression as regression
+    from jtrain.models.ready_losses import binary_classifier as binary_classifier
+    from jtrain.models.ready_losses import classifier as classifier
+    from jtrain.models.ready_losses import language_model as language_model
+    from jtrain.models.ready_losses import regression as regression
     from jtrain.train import hooks as hooks
     from jtrain.train import ray as ray
     from jtrain.train import trackers as trackers

@@ -1,6 +1,8 @@
-"""Sums over rows with their weights: `Mean`, and `Terms`, a weighted sum of means."""
+"""Sums over rows: `Mean`, `Statistic`, a function of sums, and `Terms`, a weighted sum of means."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -60,6 +62,25 @@ class Mean:
 
     def __add__(self, other: "Mean | Terms") -> "Terms":
         return 1.0 * self + other
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["total", "weight"], meta_fields=["finish"]
+)
+@dataclasses.dataclass(frozen=True)
+class Statistic(Mean):
+    """A metric that is a function of sums over rows and no mean: an F1 score, a perplexity.
+
+    The sums are added up like those of a Mean; `finish` takes the sums of all rows.
+    """
+
+    finish: Callable[[np.ndarray, np.ndarray], Any]
+    """`(total, weight) -> number or array`, on the host in float64; a function of a module, since
+    two functions that are made alike differ for JAX."""
+
+    def value(self) -> Any:
+        """Return `finish(total, weight)`. Waits for the device."""
+        return self.finish(np.asarray(self.total, np.float64), np.asarray(self.weight, np.float64))
 
 
 def sum_dtype(*arrays: Any) -> Any:

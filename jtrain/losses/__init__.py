@@ -1,13 +1,11 @@
 """Losses: functions of model outputs that return Means; `jt.losses.cross_entropy(...)`."""
 
 from jtrain.io.lazy_names import lazy_names
-from jtrain.losses.accuracy import accuracy as accuracy
-from jtrain.losses.accuracy import calibration as calibration
-from jtrain.losses.accuracy import confusion as confusion
-from jtrain.losses.accuracy import expected_calibration_error as expected_calibration_error
 from jtrain.losses.balance import balance as balance
 from jtrain.losses.balance import with_router as with_router
 from jtrain.losses.balance import z_loss as z_loss
+from jtrain.losses.calibration import calibration as calibration
+from jtrain.losses.calibration import expected_calibration_error as expected_calibration_error
 from jtrain.losses.chunked_next_token import chunked_next_token as chunked_next_token
 from jtrain.losses.contrastive import contrastive as contrastive
 from jtrain.losses.contrastive import info_nce as info_nce
@@ -23,6 +21,8 @@ from jtrain.losses.group_policy import dr_grpo as dr_grpo
 from jtrain.losses.group_policy import group_advantages as group_advantages
 from jtrain.losses.group_policy import grpo as grpo
 from jtrain.losses.group_policy import gspo as gspo
+from jtrain.losses.metrics import accuracy as accuracy
+from jtrain.losses.metrics import confusion as confusion
 from jtrain.losses.next_token import inputs_and_targets as inputs_and_targets
 from jtrain.losses.next_token import next_token as next_token
 from jtrain.losses.next_token import perplexity as perplexity

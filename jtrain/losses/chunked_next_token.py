@@ -1,7 +1,8 @@
 """Cross entropy of the next token from hidden states, without holding all logits at once."""
 
 import functools
-from typing import Literal, NamedTuple, cast
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -76,6 +77,35 @@ def chunked_next_token(
     if z_loss:
         metrics |= {"cross_entropy": mean(sums.nats), "z_loss": mean(sums.squares)}
     return Mean(value, weight), metrics
+
+
+def sum_over_chunks(
+    metric: Callable[..., Mean],
+    hidden: Float[Array, "b t d"],
+    head: Float[Array, "v d"],
+    targets: Integer[Array, "b t"],
+    real: Bool[Array, "b t"],
+    weights: Shaped[Array, "b t"] | None,
+    *,
+    chunk: int = 128,
+    soft_cap: float | None = None,
+) -> Mean:
+    """Return `metric(logits, targets, real, weights)`, added up chunk by chunk.
+
+    The arguments are those of `chunked_next_token`.
+    """
+    dtype = jnp.dtype(hidden.dtype)
+    settings = _Settings(chunk, soft_cap, 0.0, Unplaced(), dtype, jnp.dtype(_wide(dtype)))
+
+    def measure(slices: tuple[Any, ...]) -> Mean:
+        x, targets, _, real, weights = slices
+        logits = _product("btd,vd->btv", jnp.where(real[..., None], x, 0), head.astype(x.dtype))
+        if soft_cap is not None:
+            logits = soft_cap * jnp.tanh(logits / soft_cap)
+        return metric(logits, targets, real, weights)
+
+    parts = jax.lax.map(measure, _slices(settings, hidden, head, targets, real, weights))
+    return jax.tree.map(lambda x: x.sum(0), parts)
 
 
 class _Settings(NamedTuple):

@@ -1,40 +1,29 @@
-"""Losses of a model: classification, regression and language modelling."""
+"""Losses of a model, with its outputs: further metrics, and weights by class."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
 
 from jtrain.core.loss import Stateful
-from jtrain.core.mean import Mean, sum_dtype
+from jtrain.core.mean import Mean
 from jtrain.core.model import Model
 from jtrain.core.rows import check_no_hidden_rows, row_keys
 from jtrain.core.types import Batch, Extra, Key, Leaf, Metrics, Params, RowsInteract
-from jtrain.errors import LossError
-from jtrain.losses.chunked_next_token import chunked_next_token
-from jtrain.losses.cross_entropy import (
-    binary_cross_entropy,
-    cross_entropy_per_label,
-    soft_cross_entropy,
-)
-from jtrain.losses.next_token import inputs_and_targets, next_token, segments_of
-from jtrain.losses.shapes import in_domain, spread_weights
-from jtrain.losses.squared_error import squared_error
-from jtrain.models.adapters import (
-    EVALUATES,
-    OF_BATCH,
-    TRAINS,
-    AnyModel,
-    as_model,
-    stateful_output,
-)
+from jtrain.errors import ConfigError, LossError
+from jtrain.losses.metrics import Metric, exp_of_mean, find_metrics, perplexity
+from jtrain.losses.shapes import spread_weights
+from jtrain.models.adapters import EVALUATES, OF_BATCH, TRAINS, stateful_output
 
-# (outputs, batch) -> loss and metrics
-Head: TypeAlias = Callable[[Any, Batch], tuple[Mean, Metrics]]
+# A metric -> its sums over the outputs and the targets of a batch.
+Measure: TypeAlias = Callable[[Metric], Mean]
+# (params, extra, batch, rng) -> loss, metrics, extra, and what applies further metrics
+Forward: TypeAlias = Callable[
+    [Params, Extra, Batch, Key | None], tuple[Mean, Metrics, Extra, Measure]
+]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -49,6 +38,88 @@ class ModelLoss(Stateful):
     model: Model
     inputs: tuple[str, ...]
     """Names of the model's inputs in a batch."""
+    forward: Forward
+    """The loss, and what applies further metrics."""
+    metrics: Mapping[str, Metric]
+    """Metrics that the loss returns."""
+    labels: str = ""
+    """Name of the classes in a batch; empty if the model predicts numbers or tokens."""
+    kind: Literal["classes", "numbers"] = "classes"
+    """What the model predicts."""
+
+    @classmethod
+    def of(
+        cls, forward: Forward, model: Model, inputs: tuple[str, ...], **about: Any
+    ) -> "ModelLoss":
+        """Return the loss that `forward` computes."""
+        loss = lambda *given: forward(*given)[:3]
+        return cls(loss, model, inputs, forward, **about)
+
+    def with_metrics(self, metrics: Sequence[str | Metric]) -> "ModelLoss":
+        """Return the loss with further metrics: names and functions of `jt.metrics`, or functions.
+
+        An evaluation has all of them, a step of training those that are means of rows.
+
+        Raises:
+            ConfigError: for an unknown name, or a metric of another kind of loss.
+            LossError: when called, if a metric does not suit the outputs.
+        """
+        found = find_metrics(metrics, self.kind)
+        more = {name: x for name, x in found.items() if self.metrics.get(name) is not x}
+        if taken := more.keys() & self.metrics.keys():
+            raise ConfigError(f"the loss has a metric {min(taken)!r} already: rename the function.")
+
+        def forward(params: Params, extra: Extra, batch: Batch, rng: Key | None) -> Any:
+            value, own, new, measure = self.forward(params, extra, batch, rng)
+            added = {}
+            for name, metric in more.items():
+                of_loss = metric is perplexity
+                mean = exp_of_mean(value) if of_loss else measure(metric)
+                if rng is None or (type(mean) is Mean and not jnp.shape(mean.total)):
+                    added[name] = mean
+            return value, {**own, **added}, new, measure
+
+        about = {"labels": self.labels, "kind": self.kind, "metrics": {**self.metrics, **more}}
+        return ModelLoss.of(forward, self.model, self.inputs, **about)
+
+    def with_class_weight(self, weights: Mapping[int, float]) -> "ModelLoss":
+        """Return the loss that counts a row of training `weights[label]` times, 1 by default.
+
+        An evaluation counts each row once.
+
+        Raises:
+            ConfigError: if a weight is negative or no label, or the loss has no classes.
+            LossError: when called, if a label is none of the model's classes.
+        """
+        _check_class_weight(weights, self)
+        labels = np.array([*weights], np.int32)
+        values = np.array([*weights.values()], np.float32)
+
+        def check(logits: Any, *rest: Any) -> Mean:
+            if max(weights) >= logits.shape[-1]:
+                raise LossError(
+                    f"class_weight has the label {max(weights)}, and the model {logits.shape[-1]} "
+                    f"classes, 0 .. {logits.shape[-1] - 1}. Leave the label out, or give the model "
+                    f"a class more."
+                )
+            return Mean(jnp.float32(0), jnp.float32(0))
+
+        def forward(params: Params, extra: Extra, batch: Batch, rng: Key | None) -> Any:
+            if rng is None:
+                return self.forward(params, extra, batch, rng)
+            y = jnp.asarray(named_array(batch, self.labels, "labels", "jt.classifier(model"))
+            y = y[..., 0] if y.ndim > 1 and y.shape[-1] == 1 else y
+            is_label = y.astype(jnp.int32)[..., None] == jnp.expand_dims(labels, range(y.ndim))
+            each = jnp.where(is_label, jnp.expand_dims(values, range(y.ndim)), 0).sum(-1)
+            each = jnp.where(is_label.any(-1), each, 1)
+            if "weight" in batch:
+                each *= spread_weights(batch["weight"], each.shape)
+            found = self.forward(params, extra, {**batch, "weight": each}, rng)
+            found[-1](check)
+            return found
+
+        about = {"labels": self.labels, "kind": self.kind, "metrics": self.metrics}
+        return ModelLoss.of(forward, self.model, self.inputs, **about)
 
     def __call__(self, params: Params, batch: Batch, rng: Key | None) -> tuple[Mean, Metrics]:
         """Return the loss and its metrics, for a model without `extra`."""
@@ -58,7 +129,7 @@ class ModelLoss(Stateful):
 
     def outputs(self, params: Params, extra: Extra, batch: Batch) -> Any:
         """Return the model's outputs for a batch in evaluation: logits, predictions."""
-        return _apply(self.model, self.inputs, params, extra, batch, None)[0]
+        return apply_model(self.model, self.inputs, params, extra, batch, None)[0]
 
     @property
     def rows_interact(self) -> RowsInteract:
@@ -69,180 +140,24 @@ class ModelLoss(Stateful):
         return "batch" if jax.tree.leaves(extra) else "never"
 
 
-def classifier(
-    model: AnyModel,
-    *,
-    inputs: str | Sequence[str] = "x",
-    labels: str = "y",
-    smoothing: float = 0.0,
-) -> ModelLoss:
-    """Return the cross entropy of a model's logits, with the metric `accuracy`.
-
-    If a batch has `weight`, a number a row, the loss and the metric count each row so many times.
-
-    ```python
-    net = nnx.Sequential(nnx.Linear(8, 64, rngs=rngs), nnx.relu, nnx.Linear(64, 3, rngs=rngs))
-    result = jt.fit(jt.classifier(net), net, (x, y), epochs=5)
-    ```
-
-    Args:
-        model: gives logits b ... c; a jt.Model, an nnx module, or a function of (params, *inputs).
-        inputs: the name of the model's input in a batch, or several names.
-        labels: the name of the classes, whole numbers b ... in 0 .. c-1, or of probabilities b c
-            that add up to 1 in each row.
-        smoothing: the share of each label that is spread over all classes.
-
-    Raises:
-        LossError: when called, if logits and labels do not match.
-    """
-
-    def head(logits: Any, batch: Batch) -> tuple[Mean, Metrics]:
-        wanted = _named(batch, labels, "labels", "jt.classifier(model")
-        if wanted.shape == logits.shape and jnp.issubdtype(wanted.dtype, jnp.floating):
-            mask, weights = _counted(batch, inputs, labels)
-            if weights is not None:  # what counts for nothing need not be a distribution
-                wanted = jnp.where(mask[:, None], wanted, 1 / wanted.shape[-1])
-            wanted = in_domain(wanted, "distributions")
-            return soft_cross_entropy(logits, wanted, mask, weights)
-        if wanted.ndim == logits.ndim and wanted.shape[-1] == 1:
-            wanted = wanted[..., 0]
-        _check_labels(logits, wanted, labels)
-        hits = (logits.argmax(-1) == wanted).astype(jnp.float32)
-        mask, weights = _counted(batch, inputs, labels)
-        real, each = _by_row(mask, wanted), spread_weights(weights, wanted.shape)
-        loss = cross_entropy_per_label(logits, wanted, smoothing)
-        return Mean.of(loss, real, each), {"accuracy": Mean.of(hits, real, each)}
-
-    return _loss_of(model, inputs, head)
-
-
-def binary_classifier(
-    model: AnyModel, *, inputs: str | Sequence[str] = "x", labels: str = "y"
-) -> ModelLoss:
-    """Return the binary cross entropy of a model's logits, with the metric `accuracy`.
-
-    `weight` in a batch is that of `classifier`.
-
-    Args:
-        model: gives a logit a row, b or b 1, or several that are each true or false, b n.
-        inputs: the name of the model's input in a batch, or several names.
-        labels: the name of the labels: 0 or 1, of the shape of the logits.
-
-    Raises:
-        LossError: when called, if logits and labels do not match.
-    """
-
-    def head(logits: Any, batch: Batch) -> tuple[Mean, Metrics]:
-        wanted = _named(batch, labels, "labels", "jt.binary_classifier(model")
-        logits, wanted = _alike(logits, wanted, labels, "logits")
-        wanted = wanted.astype(sum_dtype(wanted))
-        return binary_cross_entropy(logits, wanted, *_counted(batch, inputs, labels))
-
-    return _loss_of(model, inputs, head)
-
-
-def regression(
-    model: AnyModel, *, inputs: str | Sequence[str] = "x", targets: str = "y"
-) -> ModelLoss:
-    """Return the mean squared error of a model's outputs, with the metric `absolute_error`.
-
-    `weight` in a batch is that of `classifier`.
-
-    Args:
-        model: gives a number a row, b or b 1, or several, b n.
-        inputs: the name of the model's input in a batch, or several names.
-        targets: the name of the targets, of the same shape.
-
-    Raises:
-        LossError: when called, if outputs and targets do not match.
-    """
-
-    def head(outputs: Any, batch: Batch) -> tuple[Mean, Metrics]:
-        wanted = _named(batch, targets, "targets", "jt.regression(model")
-        outputs, wanted = _alike(outputs, wanted, targets, "outputs")
-        wanted = wanted.astype(sum_dtype(wanted))
-        return squared_error(outputs, wanted, *_counted(batch, inputs, targets))
-
-    return _loss_of(model, inputs, head)
-
-
-def language_model(model: AnyModel) -> ModelLoss:
-    """Return the cross entropy of the next token, with the metric `accuracy`.
-
-    A batch has `tokens`, b t+1, as jtrain's text data has, and optionally `length` and `segments`,
-    which a model of packed rows takes by the name `segments`, b t. A `weight`, of each row or each
-    target (b t), is how many times a target counts. With a jtrain Transformer the
-    logits of a batch never exist all at once.
-
-    Args:
-        model: gives logits b t v for tokens b t.
-
-    Raises:
-        LossError: when called, if the batch has no tokens, the logits have another shape, or rows
-            are packed and the model takes no `segments`.
-    """
-    model = as_model(model)
-
-    def loss(
-        params: Params, extra: Extra, batch: Batch, rng: Key | None
-    ) -> tuple[Mean, Metrics, Extra]:
-        _named(batch, "tokens", None, "")
-        inputs, targets, real = inputs_and_targets(batch)
-        if (weights := batch.get("weight")) is not None:
-            real &= spread_weights(weights, real.shape) != 0
-        if hasattr(model, "hidden"):  # a LanguageModel
-            keys, segments = row_keys(rng, batch), segments_of(batch)
-            hidden, _ = model.hidden(params, extra, inputs, segments, rng=keys)
-            value, metrics = chunked_next_token(
-                hidden, model.head(params), targets, real, weights, soft_cap=model.logit_cap
+def _check_class_weight(weights: Mapping[int, float], loss: ModelLoss) -> None:
+    if not loss.labels or "weight" in (loss.labels, *loss.inputs):
+        raise ConfigError(
+            "class_weight= is of jt.classifier and jt.binary_classifier, whose batches have no "
+            "`weight` of another meaning. Give each row a weight: dict(x=..., y=..., weight=...)."
+        )
+    for label, weight in weights.items():
+        if int(label) != label or label < 0:
+            raise ConfigError(f"class_weight: {label!r} is no label, a whole number from 0 on.")
+        if not weight >= 0:
+            raise ConfigError(
+                f"class_weight: the weight {weight} of label {label} must be 0 or more, such as 1."
             )
-            return value, metrics, extra
-        inner = {**batch, "tokens": inputs}
-        if "segments" in batch:
-            if "segments" not in model.named:
-                raise LossError(
-                    "the rows are packed, and the model takes only their tokens, so that each "
-                    "document sees those before it in its row. Take segments (whole numbers, rows "
-                    "x tokens) as an argument of that name: def __call__(self, tokens, segments)."
-                )
-            inner["segments"] = segments_of(batch)
-        logits, new = _apply(model, ("tokens",), params, extra, inner, rng)
-        if logits.shape[:-1] != targets.shape:
-            raise LossError(
-                f"a language model gives logits of {list(targets.shape)} x the vocabulary for "
-                f"tokens of shape {list(inputs.shape)}, and this one gave {list(logits.shape)}. "
-                f"Return the logits of every position."
-            )
-        return *next_token(logits, targets, real, weights), new
-
-    return ModelLoss(loss, model, ("tokens",))
+    if not weights:
+        raise ConfigError("class_weight is empty: write class_weight={0: 1.0, 1: 3.0}.")
 
 
-def _loss_of(model: AnyModel, inputs: str | Sequence[str], head: Head) -> ModelLoss:
-    """Return the loss that applies `head` to a model's outputs."""
-    model = as_model(model)
-    names = (inputs,) if isinstance(inputs, str) else tuple(inputs)
-
-    def loss(
-        params: Params, extra: Extra, batch: Batch, rng: Key | None
-    ) -> tuple[Mean, Metrics, Extra]:
-        outputs, new = _apply(model, names, params, extra, batch, rng)
-        return *head(outputs, batch), new
-
-    return ModelLoss(loss, model, names)
-
-
-def _counted(batch: Batch, inputs: str | Sequence[str], targets: str) -> tuple[Array, Array | None]:
-    """Return the mask of a batch and its `weight`, unless the loss reads that as data.
-
-    A weight of 0 hides its row, whatever the row holds.
-    """
-    weights = None if "weight" in (inputs, *inputs, targets) else batch.get("weight")
-    mask = batch["mask"]
-    return mask if weights is None or weights.ndim > 1 else mask & (weights != 0), weights
-
-
-def _apply(
+def apply_model(
     model: Model,
     inputs: tuple[str, ...],
     params: Params,
@@ -257,26 +172,16 @@ def _apply(
     if train and "mask" not in model.named and model.rows_interact == "batch":
         check_no_hidden_rows("a batch norm that gets no mask")
     dtype = _narrow_dtype(params)
-    arrays = [_cast(_named(batch, name, "inputs", "jt.classifier(model"), dtype) for name in inputs]
+    arrays = [
+        _cast(named_array(batch, name, "inputs", "jt.classifier(model"), dtype) for name in inputs
+    ]
     named = {name: options[name] for name in model.named if name in options}
     carried = {} if type(extra) is tuple and not extra else extra  # () where none is given
     outputs, new = model.apply(params, carried, *arrays, rng=row_keys(rng, batch), **named)
     return outputs, stateful_output(extra, new, batch["mask"])
 
 
-def _narrow_dtype(params: Params) -> Any:
-    """Return the one dtype of all floating parameters if it is narrower than float32, else None."""
-    types = {x.dtype for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.floating)}
-    (dtype,) = types if len(types) == 1 else (None,)
-    return dtype if dtype is not None and dtype.itemsize < 4 else None
-
-
-def _cast(x: Any, dtype: Any) -> Any:
-    x = jnp.asarray(x)
-    return x if dtype is None or not jnp.issubdtype(x.dtype, jnp.floating) else x.astype(dtype)
-
-
-def _named(batch: Batch, name: str, argument: str | None, call: str) -> Leaf:
+def named_array(batch: Batch, name: str, argument: str | None, call: str) -> Leaf:
     """Return the array `name` of a batch.
 
     Raises:
@@ -295,44 +200,13 @@ def _named(batch: Batch, name: str, argument: str | None, call: str) -> Leaf:
     )
 
 
-def _check_labels(logits: Any, labels: Any, name: str) -> None:
-    """Raise unless labels are whole numbers with one for each vector of logits."""
-    if not jnp.issubdtype(labels.dtype, jnp.integer):
-        raise LossError(
-            f"labels are whole numbers that count classes from 0, and {name!r} holds "
-            f"{labels.dtype}. Make them whole where the data is made: {name}.astype(np.int32)."
-        )
-    if logits.shape[:-1] == labels.shape and logits.shape[-1] > 1:
-        return
-    single = logits.shape[-1:] == (1,) or logits.shape == labels.shape
-    advice = (
-        "For one logit a row take jt.binary_classifier; for classes give the last layer as many "
-        "outputs as there are classes."
-        if single
-        else "Give the model a last layer that turns each row into as many numbers as there are "
-        "classes, rows first."
-    )
-    raise LossError(
-        f"a classifier gives logits of shape {[*labels.shape, 'classes']} for labels of shape "
-        f"{list(labels.shape)}, and the model gave {list(logits.shape)}. {advice}"
-    )
+def _narrow_dtype(params: Params) -> Any:
+    """Return the one dtype of all floating parameters if it is narrower than float32, else None."""
+    types = {x.dtype for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.floating)}
+    (dtype,) = types if len(types) == 1 else (None,)
+    return dtype if dtype is not None and dtype.itemsize < 4 else None
 
 
-def _alike(outputs: Any, wanted: Any, name: str, what: str) -> tuple[Any, Any]:
-    """Return both in one shape; a last dim of 1 that only one of them has is dropped."""
-    if outputs.ndim == wanted.ndim + 1 and outputs.shape[-1] == 1:
-        outputs = outputs[..., 0]
-    elif wanted.ndim == outputs.ndim + 1 and wanted.shape[-1] == 1:
-        wanted = wanted[..., 0]
-    if outputs.shape != wanted.shape:
-        raise LossError(
-            f"the model gave {what} of shape {list(outputs.shape)}, and {name!r} has shape "
-            f"{list(wanted.shape)}. Give the last layer as many outputs as {name!r} has numbers a "
-            f"row: {int(np.prod(wanted.shape[1:], dtype=int))}."
-        )
-    return outputs, wanted
-
-
-def _by_row(mask: Any, like: Any) -> Any:
-    """Broadcast the mask of rows to the shape of `like`."""
-    return jnp.broadcast_to(jnp.expand_dims(mask, range(1, like.ndim)), like.shape)
+def _cast(x: Any, dtype: Any) -> Any:
+    x = jnp.asarray(x)
+    return x if dtype is None or not jnp.issubdtype(x.dtype, jnp.floating) else x.astype(dtype)

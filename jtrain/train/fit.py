@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -22,6 +22,7 @@ from jtrain.errors import ConfigError, LossError
 from jtrain.errors.user_code import api_boundary
 from jtrain.io.jsonl import read_rows
 from jtrain.io.log import LOG, RunLog
+from jtrain.losses.metrics import Metric
 from jtrain.optim.join import Schedule
 from jtrain.optim.recipe import OptimizerConfig
 from jtrain.parallel import Parallel
@@ -37,6 +38,7 @@ from jtrain.train.restore import restore_run
 from jtrain.train.run import run, start_run
 from jtrain.train.run_store import MemoryStore
 from jtrain.train.runtime import enable_compilation_cache, reuse_memory
+from jtrain.train.trackers import TrackerConfig
 from jtrain.train.trainer import train_to_end
 
 
@@ -57,6 +59,8 @@ def fit(
     valid_batch: int = 0,
     valid_rows_interact: Literal["batch", "slice"] = "batch",
     best: str = "",
+    metrics: Sequence[str | Metric] = (),
+    class_weight: Mapping[int, float] | None = None,
     hooks: Sequence[Observer] = (),
     every: int | str = 0,
     extra: Extra = (),
@@ -72,6 +76,7 @@ def fit(
     name: str = "",
     directory: Path | str | None = None,
     checkpoint_every: int | str = 0,
+    trackers: Sequence[str | TrackerConfig] = (),
     check_batch: bool = True,
     quiet: bool = False,
 ) -> Fitted:
@@ -108,6 +113,11 @@ def fit(
             is one batch, or an error is raised. "slice": only the rows of each batch interact.
         best: `loss`, `highest accuracy` or `NAME/loss`: return the weights of the evaluation that
             was best by this metric.
+        metrics: further metrics of a loss made from a model: names such as "auc", and functions;
+            see `jt.metrics`. An evaluation has all of them, a step those that are means of rows.
+        class_weight: how many times a row of training counts, by its label: `{0: 1.0, 1: 3.0}`. A
+            label that is left out counts once. An evaluation counts each row once. An array
+            `weight` of the data, a number a row, counts in both.
         hooks: `jt.Hook`s, `jt.EarlyStop`, or functions of (step, numbers), (step, state) or (step,
             results).
         every: steps between two log lines, and two entries of the history; 0: about 50 a run. The
@@ -130,6 +140,8 @@ def fit(
             call with more `steps` trains it longer.
         directory: of such a run, if it is another.
         checkpoint_every: steps between checkpoints of such a run; 0: ten a run.
+        trackers: services that get the metrics of such a run: "tensorboard", "wandb", "mlflow", or
+            values of `jt.trackers`.
         check_batch: check the first batch before training; see `jt.check_batch`.
         quiet: print nothing.
 
@@ -138,6 +150,7 @@ def fit(
         LossError: if the guard ends the run at a step that is not finite.
     """
     duration = fit_arguments.build_steps(steps, epochs)
+    loss = fit_arguments.build_loss(loss, metrics, class_weight)
     start = fit_arguments.build_start(loss, params, extra, rows_interact)
     batch = batch or fit_data.loader_size(data)
     data, valid = fit_data.split_validation(data, valid)
@@ -197,6 +210,7 @@ def fit(
         },
         "checkpoint": {"every": checkpoint_every or ("10%" if has_directory else 0), "best": best},
         "log": {"every": every or "2%"},
+        "trackers": fit_arguments.build_trackers(trackers, has_directory=has_directory),
         "checks": {"first_batch": check_batch},
     }
     try:

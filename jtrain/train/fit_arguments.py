@@ -23,6 +23,7 @@ from jtrain.data.sources.source import to_native
 from jtrain.errors import ConfigError, DataError, LossError
 from jtrain.errors.plain_numbers import to_number
 from jtrain.errors.spelling import did_you_mean
+from jtrain.losses.metrics import Metric
 from jtrain.models.adapters import check_model_type, is_nnx
 from jtrain.models.model_loss import ModelLoss
 from jtrain.optim import Optax, Optimizer
@@ -31,6 +32,7 @@ from jtrain.optim.join import Schedule
 from jtrain.optim.recipe import OptimizerConfig
 from jtrain.optim.schedules import LearningRate
 from jtrain.parallel import Auto, Layout, Parallel
+from jtrain.train.trackers import Tracker, TrackerConfig, check_installed
 
 RATES: Mapping[str, float] = {"adam": 1e-3, "adamw": 1e-3, "nadamw": 1e-3}
 
@@ -87,6 +89,50 @@ class FitStart(NamedTuple):
     rows_interact: RowsInteract
     module: Any = None  # SplitModule of the nnx module that holds the parameters
     declared: bool = False  # whether `rows_interact` was given, which holds in evaluation too
+
+
+def build_loss(
+    loss: Any, metrics: Sequence[str | Metric], class_weight: Mapping[int, float] | None = None
+) -> Any:
+    """Return the loss with further metrics, and weights by class.
+
+    Raises:
+        ConfigError: if a metric or a label is unknown, or the loss is not built from a model.
+    """
+    if not metrics and class_weight is None:
+        return loss
+    if not isinstance(loss, ModelLoss):
+        name, how = "class_weight", "jt.Mean.of(nats, batch['mask'], weights[batch['y']])"
+        if metrics:
+            name = "metrics"
+            how = "value, {'accuracy': jt.metrics.accuracy(logits, batch['y'], batch['mask'])}"
+        raise ConfigError(
+            f"{name}= is for a loss that is built from a model (jt.classifier, jt.regression), and "
+            f"this one is a function, from which the model's outputs are not known. Compute it "
+            f"there: return {how}."
+        )
+    loss = loss if class_weight is None else loss.with_class_weight(class_weight)
+    return loss.with_metrics(metrics) if metrics else loss
+
+
+def build_trackers(
+    given: Sequence[str | TrackerConfig], *, has_directory: bool
+) -> tuple[TrackerConfig, ...]:
+    """Return the configs of trackers, given by name or value.
+
+    Raises:
+        ConfigError: for an unknown tracker, or a run without a directory.
+    """
+    if isinstance(given, str):
+        raise ConfigError(f'trackers= is a list: write trackers=["{given}"].')
+    if given and not has_directory:
+        raise ConfigError(
+            'trackers= need the directory of a run. Give the run a name: name="mine", which is '
+            "written to runs/mine."
+        )
+    found = [_named("trackers", x, Tracker)() if isinstance(x, str) else x for x in given]
+    check_installed(found)
+    return tuple(found)
 
 
 def build_start(

@@ -3,7 +3,7 @@
 import dataclasses
 import html
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from jtrain.core.types import Extra, Params, RowsInteract
 from jtrain.errors import ConfigError, LossError
 from jtrain.errors.spelling import nearest_choice
 from jtrain.io.formatting import format_number
+from jtrain.losses.metrics import Metric
 from jtrain.models.model_loss import ModelLoss
 from jtrain.train import fit_arguments, fit_data
 from jtrain.train.charts import svg_chart, text_chart
@@ -67,12 +68,18 @@ class Fitted:
         return module.module(self.params, self.extra, None, False)
 
     def evaluate(
-        self, data: fit_data.Data, *, batch: int = 0, rows_interact: RowsInteract | None = None
-    ) -> dict[str, float]:
+        self,
+        data: fit_data.Data,
+        *,
+        metrics: Sequence[str | Metric] = (),
+        batch: int = 0,
+        rows_interact: RowsInteract | None = None,
+    ) -> dict[str, Any]:
         """Return the loss and the metrics over all of `data`; see `jt.evaluate`.
 
         Args:
             data: as for `jt.fit`.
+            metrics: beside those given to `jt.fit`.
             batch: rows at a time.
             rows_interact: as for `jt.evaluate`; by default as given to `jt.fit`. In the layers of a
                 model (batch norm) rows interact in training only.
@@ -81,11 +88,12 @@ class Fitted:
             LossError: if coupled rows would be split.
         """
         assert self.start is not None, "jt.fit sets `start`"
+        loss = fit_arguments.build_loss(self.loss, metrics)
         if rows_interact is None:
             layers = isinstance(self.loss, ModelLoss) or not self.start.declared
             rows_interact = "never" if layers else self.start.rows_interact
         return evaluate(
-            self.start.loss,
+            self.start.loss if loss is self.loss else loss,
             self.params,
             data,
             batch=batch,

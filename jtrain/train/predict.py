@@ -1,7 +1,7 @@
 """Evaluation and prediction over a data set: the loss, or an output for each row."""
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from jtrain.core.types import Batch, Extra, LossFn, Params, RowsInteract
 from jtrain.data.batches.workers import Workers
 from jtrain.errors import ConfigError, LossError
 from jtrain.errors.user_code import api_boundary, check_takes, user_code
+from jtrain.losses.metrics import Metric
 from jtrain.models.adapters import check_model_type, is_nnx
 from jtrain.models.model_loss import ModelLoss
 from jtrain.parallel import Layout, Strategy, check_divides
@@ -32,13 +33,14 @@ def evaluate(
     params: Params,
     data: fit_data.Data,
     *,
+    metrics: Sequence[str | Metric] = (),
     batch: int = 0,
     extra: Extra = (),
     rows_interact: RowsInteract = "never",
     parallel: str | Layout = "mirrored",
     devices: Any = 0,
     check_batch: bool = True,
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Return the loss and the metrics over all of `data`, each row once, and the count `rows`.
 
     A loss that is a sum over rows is exact for any batch size and number of devices: sums and
@@ -49,6 +51,7 @@ def evaluate(
         loss: as for `jt.fit`; its rng is None.
         params: as for `jt.fit`, or an nnx module.
         data: as for `jt.fit`.
+        metrics: as for `jt.fit`; numbers, or arrays (a confusion matrix).
         batch: rows at a time, over all devices; 0: 128, or all rows with rows_interact="batch".
         rows_interact: whether rows interact in an evaluation, as in a contrastive loss and not in
             batch norm with running statistics. "batch": all rows of the data must be in one batch.
@@ -61,6 +64,7 @@ def evaluate(
         UserError: for arguments that do not fit together.
         LossError: if the loss breaks its contract, or couples rows that would be split.
     """
+    loss = fit_arguments.build_loss(loss, metrics)
     layout, single = fit_arguments.build_layout(parallel, devices), rows_interact == "batch"
     strategy, rows = _batches(data, batch, layout, single=single)
     if single and len(rows) > 1:

@@ -372,13 +372,15 @@ class PackedMetrics(Mapping[str, Mean]):
 
 
 def pack_metrics(step: StepFn) -> StepFn:
-    """Return the step whose metrics are one array, if all of them are scalars of float32."""
+    """Return the step whose metrics are one array, if all of them are Means of float32 scalars."""
 
     def packed(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         state, metrics = step(state, batch)
         names = tuple(sorted(metrics))
         numbers = [x for name in names for x in (metrics[name].total, metrics[name].weight)]
-        if any(jnp.shape(x) or jnp.result_type(x) != jnp.float32 for x in numbers):
+        if any(type(mean) is not Mean for mean in metrics.values()) or any(
+            jnp.shape(x) or jnp.result_type(x) != jnp.float32 for x in numbers
+        ):
             return state, metrics
         return state, PackedMetrics(jnp.stack(numbers), names)
 

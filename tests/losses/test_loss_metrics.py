@@ -7,7 +7,8 @@ import pytest
 from comparison import assert_close
 
 from jtrain.core.mean import Mean
-from jtrain.losses.accuracy import accuracy, calibration, confusion, expected_calibration_error
+from jtrain.losses.calibration import calibration, expected_calibration_error
+from jtrain.losses.metrics import accuracy, confusion
 from jtrain.losses.next_token import perplexity
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
