@@ -1,21 +1,24 @@
 """Data of `jt.fit`, `jt.evaluate` and `jt.predict`, and the parameters of a stored fit."""
 
 import ast
+import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import jax
+import numpy as np
 
-from jtrain.checkpoint import inspect, layout
+from jtrain.checkpoint import inspect as checkpoints_of
+from jtrain.checkpoint import layout
 from jtrain.config.lookup import FIT, find_experiment
 from jtrain.config.node import FILE, without_origins
 from jtrain.config.read import read
 from jtrain.core import pytree
 from jtrain.core.batches import Batches, FiniteBatches
 from jtrain.core.types import Extra, Params
-from jtrain.data import Arrays, InOrder, Shuffled, Source
+from jtrain.data import Arrays, InOrder, LoaderBatches, Shuffled, Source
 from jtrain.data.sources.arrays import hold_out
 from jtrain.data.sources.foreign import (
     HuggingFace,
@@ -29,6 +32,7 @@ from jtrain.data.sources.foreign import (
 )
 from jtrain.errors import CheckpointError, ConfigError, DataError
 from jtrain.errors.plain_numbers import to_number
+from jtrain.io.safetensors import read_metadata, read_tensors, write_safetensors
 
 # Arrays by name; an array `x` or a pair `(x, y)`; a source of rows by index; or batches.
 Data: TypeAlias = Any
@@ -42,7 +46,7 @@ def build_train_batches(data: Data, size: int | None, *, seed: int) -> Batches:
         ConfigError: if the data is in batches of another size already.
     """
     size = size or loader_size(data)
-    data = _of_torch(data)
+    data = _of_generator(_of_torch(data))
     if not isinstance(data, Batches):
         return Shuffled(_source(data), size=size or 32, seed=seed)
     if size not in (None, data.size):
@@ -150,6 +154,33 @@ def _data_advice(data: Data) -> str:
     return "Give arrays: dict(x=np.asarray(...), y=np.asarray(...))."
 
 
+def _of_generator(data: Data) -> Any:
+    """Return the batches of a function that yields them; anything else as it is.
+
+    Raises:
+        DataError: for a generator itself, or a function that yields nothing.
+    """
+    if isinstance(data, Iterator) and not isinstance(data, Source):
+        raise DataError(
+            f"The data is a {type(data).__name__}, which can be read once, and a run may read a "
+            f"batch again. Give the function that makes it: fit(loss, model, batches), where def "
+            f"batches(): yields (x, y), (x, y, weight) or arrays by name."
+        )
+    if not inspect.isroutine(data) or isinstance(data, Batches | Source):
+        return data
+    named = lambda batch: dict(zip(("x", "y", "weight"), batch, strict=False))
+
+    def batches() -> Iterator[Mapping[str, Any]]:
+        for batch in data():
+            batch = batch if isinstance(batch, Mapping | tuple) else (batch,)
+            found = batch if isinstance(batch, Mapping) else named(batch)
+            yield {name: to_array(array) for name, array in found.items()}
+
+    if (first := next(batches(), None)) is None:
+        raise DataError(f"{data.__name__}() yields no batch. Let it yield (x, y) at least once.")
+    return LoaderBatches(batches, size=len(next(iter(first.values()))))
+
+
 def _of_torch(data: Data) -> Any:
     """Return a torch DataLoader or data set as rows, or as batches if it streams; else `data`."""
     torch = sys.modules.get("torch.utils.data")
@@ -202,24 +233,57 @@ def read_weights(
             f"use from its state. Repeat the same call of jt.fit: its result has them."
         )
     checkpoints = directory / "checkpoints"
-    found = inspect.resolve_step(checkpoints, step)
+    found = checkpoints_of.resolve_step(checkpoints, step)
     layout.check_valid(checkpoints, found)
     record = layout.read_record(checkpoints, found)
     leaves, tree = record["leaves"], record["about"].get(TREE)
     sources = {name: name for name in leaves if name.partition("/")[0] in {"params", "extra"}}
     if optimizer.get("ema"):
         sources |= {name: _average(name, leaves) for name in sources if name.startswith("params")}
-    arrays = inspect.read_arrays(checkpoints, found, list(sources.values()))
+    arrays = checkpoints_of.read_arrays(checkpoints, found, list(sources.values()))
+    params, extra = _build_tree(
+        tree,
+        {name: arrays[source] for name, source in sources.items()},
+        f"checkpoint {found} in {checkpoints}",
+    )
+    return found, params, extra
+
+
+def _build_tree(tree: Any, arrays: Mapping[str, Any], where: str) -> tuple[Params, Extra]:
+    """Return the parameters and extra of a tree that `describe_tree` wrote.
+
+    Raises:
+        CheckpointError: if it is none.
+    """
     try:
-        names = ast.literal_eval(tree)
-        weights = jax.tree.map(lambda name: arrays[sources[name]], names)
-        return found, weights["params"], weights["extra"]
+        weights = jax.tree.map(lambda name: arrays[name], ast.literal_eval(tree))
+        return weights["params"], weights["extra"]
     except (LookupError, TypeError, ValueError, SyntaxError, MemoryError, RecursionError):
         raise CheckpointError(
-            f"checkpoint {found} in {checkpoints} does not describe the tree of its parameters: it "
-            f"was not written by this version of jtrain. Repeat the same call of jt.fit: its "
-            f"result has them."
+            f"{where} does not describe the tree of its parameters: it was not written by this "
+            f"version of jtrain. Repeat the same call of jt.fit: its result has them."
         ) from None
+
+
+def write_weights(path: Path, params: Params, extra: Extra, step: int) -> None:
+    """Write parameters and extra to a .safetensors file, which `read_weights_file` reads.
+
+    Raises:
+        CheckpointError: if the file cannot be written.
+    """
+    weights = {"params": params, "extra": extra}
+    leaves = {name: np.asarray(leaf) for name, leaf in pytree.named_leaves(weights).items()}
+    write_safetensors(path, leaves, {TREE: describe_tree(weights), "step": str(step)})
+
+
+def read_weights_file(path: Path) -> tuple[int, Params, Extra]:
+    """Return the step of a file of `write_weights`, and its parameters and extra.
+
+    Raises:
+        CheckpointError: if it is no such file.
+    """
+    about, arrays = read_metadata(path), read_tensors(path)
+    return int(about.get("step", 0)), *_build_tree(about.get(TREE), arrays, str(path))
 
 
 def describe_tree(tree: Any) -> str:

@@ -25,6 +25,9 @@ from jtrain.train.predict import evaluate, predict
 INNER = {"grad_norm", "update_norm", "skipped", "loss_scale"}  # metrics that are not shown
 
 
+MOST_SHOWN = 25  # entries of an array
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
 class Fitted:
     """Result of a training run."""
@@ -66,6 +69,15 @@ class Fitted:
                 "fit the nnx module itself: jt.fit(loss, module, data)."
             )
         return module.module(self.params, self.extra, None, False)
+
+    def save(self, path: Path | str) -> Path:
+        """Write the parameters to use, and `extra`, to a .safetensors file; `jt.load` reads it.
+
+        Raises:
+            CheckpointError: for another suffix, or if the file cannot be written.
+        """
+        fit_data.write_weights(Path(path), self.params, self.extra, self.step)
+        return Path(path)
 
     def evaluate(
         self,
@@ -152,7 +164,7 @@ class Fitted:
         lines = [
             f"Fitted: {self.step} steps, {num_elements(self.params):,} parameters "
             f"({', '.join(shapes[:3])}{more})",
-            *(f"  {name:18} {_course(self.history[name])}" for name in shown[:4]),
+            *(f"  {name:18} {_course(self.history[name])}" for name in shown[:6]),
         ]
         if self.best:
             scalars = {name: x for name, x in self.best.numbers.items() if not np.ndim(x)}
@@ -208,6 +220,9 @@ class MetricCurves:
 def _course(points: Mapping[int, Any]) -> str:
     """Return the first and last value: `0.4981 at step 6 -> 0.0213 at step 300`."""
     if shape := _shape(points):
+        if np.prod(shape) <= MOST_SHOWN:
+            last = np.array2string(np.asarray(points[max(points)]), separator=" ", precision=4)
+            return f"{' '.join(last.split())} at step {max(points)}"
         return f"array of {shape} at step {max(points)}"
     finite = [(step, value) for step, value in points.items() if math.isfinite(value)]
     if not finite:

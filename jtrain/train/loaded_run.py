@@ -23,11 +23,12 @@ from jtrain.errors import ConfigError, DataError
 from jtrain.errors.plain_numbers import plain_numbers
 from jtrain.finetune.adapter_file import write_adapter
 from jtrain.finetune.lora import LowRankAdapter
+from jtrain.io.safetensors import SUFFIX
 from jtrain.models.model_loss import ModelLoss
 from jtrain.parallel import Mirrored, Parallel, Strategy, check_divides
 from jtrain.train import fit_arguments, fit_data
 from jtrain.train.experiment import Experiment, RunConfig, shapes
-from jtrain.train.fit_data import is_fit_run, read_weights
+from jtrain.train.fit_data import is_fit_run, read_weights, read_weights_file
 from jtrain.train.predict import ROWS, compile_rows, make_outputs, predict_rows
 from jtrain.train.program import Program
 from jtrain.train.restore import restore_run
@@ -75,6 +76,16 @@ class LoadedRun:
         if self._adapter is None:
             return self.params
         return self._adapter.join(self.params, self.extra, merged=True)
+
+    def load_into(self, module: Any) -> Any:
+        """Return an nnx module like the trained one with its arrays, in evaluation mode.
+
+        Raises:
+            LossError: if the module has an array that was not trained.
+        """
+        from jtrain.models.adapters.nnx import SplitModule  # flax: 0.6 s
+
+        return SplitModule(module).module(self.params, self.extra, None, False)
 
     def save_adapter(self, path: Path | str) -> int:
         """Write the adapter of a run with `lora` to a .safetensors file; return its bytes.
@@ -216,9 +227,9 @@ def load(
     run.predict({"image": images})["label"]
     ```
 
-    The experiment is built as for training, so its data must be available. For a run of `jt.fit`
-    the parameters come in the dicts, lists and tuples that were trained, a module of another
-    library as a dict; the model is in your script.
+    The experiment is built as for training, so its data must be available. The parameters of a run
+    of `jt.fit`, and of a file that its `result.save` wrote, come in the dicts, lists and tuples
+    that were trained, a module of another library as a dict; the model is in your script.
 
     Args:
         step: of a checkpoint, the newest, or the best by the run's checkpoint.best.
@@ -229,14 +240,15 @@ def load(
         ConfigError: if there is no such run.
         CheckpointError: if the run has no such checkpoint.
     """
-    path = find_run(run, "jt.load")
-    if not is_fit_run(path):
+    is_file = str(run).endswith(SUFFIX)
+    path = Path(run) if is_file else find_run(run, "jt.load")
+    if not is_file and not is_fit_run(path):
         config = resolve(path / "config.yaml").config
         if parallel is not None:
             config = dataclasses.replace(config, parallel=fit_arguments.build_strategy(parallel))
         return load_run(config, path, step)
     enable_compilation_cache()
-    found, params, extra = read_weights(path, step)
+    found, params, extra = read_weights_file(path) if is_file else read_weights(path, step)
     strategy = fit_arguments.build_layout(parallel or "mirrored").build()
     params, extra = jax.device_put((params, extra), strategy.shardings((params, extra)))
     return LoadedRun(

@@ -10,6 +10,7 @@ import numpy as np
 from jtrain.core.batches import FiniteBatches
 from jtrain.core.loop import IN_FLIGHT
 from jtrain.core.loss import Stateful, normalize_loss
+from jtrain.core.model import Model
 from jtrain.core.pytree import named_leaves
 from jtrain.core.types import Batch, Extra, LossFn, Params, RowsInteract
 from jtrain.data.batches.workers import Workers
@@ -18,6 +19,7 @@ from jtrain.errors.user_code import api_boundary, check_takes, user_code
 from jtrain.losses.metrics import Metric
 from jtrain.models.adapters import check_model_type, is_nnx
 from jtrain.models.model_loss import ModelLoss
+from jtrain.models.ready_losses import regression
 from jtrain.parallel import Layout, Strategy, check_divides
 from jtrain.train import fit_arguments, fit_data
 from jtrain.train.check_batch.first_batch import FirstBatch
@@ -184,11 +186,13 @@ def make_outputs(apply: Callable[..., Any] | ModelLoss) -> Callable[[Any, Batch]
     """Return a function of `(params, extra)` and a batch, whose errors show the user's frames.
 
     Args:
-        apply: `(params, batch) -> outputs`, or a loss built from a model.
+        apply: `(params, batch) -> outputs`, a loss built from a model, or the model of an `x`.
 
     Raises:
         LossError: if `apply` does not take these arguments.
     """
+    if is_nnx(apply) or isinstance(apply, Model):
+        apply = regression(apply)
     if isinstance(apply, ModelLoss):
         return lambda weights, batch: apply.outputs(weights[0], weights[1], batch)
     check_takes(apply, ("params", "batch"), "apply")

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -20,7 +21,7 @@ from jtrain.distributed.multihost import barrier
 from jtrain.io.disk_errors import disk_advice
 from jtrain.io.jsonl import JsonlWriter
 from jtrain.io.log import LOG, RunLog
-from jtrain.io.regular_files import open_regular
+from jtrain.io.regular_files import atomic_write, open_regular
 from jtrain.parallel.chips import peak_flops
 from jtrain.train.charts import write_pictures
 from jtrain.train.experiment import RunConfig
@@ -222,9 +223,27 @@ def track(run: Attempt, speed: Speed) -> Tracking | None:
 
     files, at = run.written_files, run.resume.start
     about = TrackedRun(config.name, files.path, flatten(to_plain(config)), run=files.id)
-    tracking = Tracking(config.trackers, about, every=run.log_every, resumed_at=at, more=more)
+    tracking = Tracking(
+        config.trackers,
+        about,
+        every=run.log_every,
+        resumed_at=at,
+        more=more,
+        report=functools.partial(_write_report, files.path),
+    )
     run.closing.callback(tracking.close, "failed")  # unless closed with the run's status
     return tracking
+
+
+def _write_report(directory: Path) -> Path:
+    """Write the page of `jtrain report` into the run's directory, and return its path."""
+    # By name: the inspection of runs is built on this package.
+    package = "jtrain.inspect.report"
+    read_run = pkgutil.resolve_name(f"{package}.read_run:read_run")
+    page = pkgutil.resolve_name(f"{package}.page:render_page")([read_run(directory)])
+    path = directory / "report.html"
+    atomic_write(path, page.encode("utf-8", "replace"))
+    return path
 
 
 def set_grace_budget(run: Attempt, speed: Speed) -> None:

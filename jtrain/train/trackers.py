@@ -50,6 +50,8 @@ class TrackerRun:
     """Reports how the run ended, and sends the remaining rows."""
     show: Callable[[int, Shown], None] | None = None
     """Adds the pictures and texts of a step; None: the service takes none."""
+    attach: Callable[[Path], None] | None = None
+    """Adds a file at the end, the report of the run; None: the service takes none."""
 
 
 @configclass
@@ -108,6 +110,14 @@ class TensorBoard(TrackerConfig):
         if not about.id:
             table = "\n".join(f"    {key}: {value}" for key, value in about.config.items())
             writer.add_text("config", table, 0)
+            plain = {
+                key: value if isinstance(value, bool | int | float) else str(value)
+                for key, value in about.config.items()
+            }
+            # `add_hparams` would start a run of its own.
+            summary = importlib.import_module(f"{self.package}.summary")
+            for each in summary.hparams(plain, dict.fromkeys(("loss", "valid/loss"), 0.0)):
+                writer.file_writer.add_summary(each)
 
         def write(step: int, numbers: Mapping[str, float]) -> None:
             for name, value in numbers.items():
@@ -165,7 +175,8 @@ class MLflow(TrackerConfig):
 
         status = {"done": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
         close = lambda end: client.set_terminated(id, status=status[end])
-        return TrackerRun(id, write, close, show)
+        attach = lambda path: client.log_artifact(id, str(path))
+        return TrackerRun(id, write, close, show, attach)
 
     def _create_run(self, client: Any, entities: Any, about: TrackedRun) -> str:
         found = client.get_experiment_by_name(self.experiment)
@@ -230,7 +241,8 @@ class WandB(TrackerConfig):
             run.log(media, step=step)
 
         close = lambda end: run.finish(exit_code=int(end == "failed"))
-        return TrackerRun(run.id, write, close, show)
+        attach = lambda path: run.save(str(path), base_path=str(path.parent), policy="now")
+        return TrackerRun(run.id, write, close, show, attach)
 
 
 _SHIPPED = (TensorBoard, WandB, MLflow)

@@ -27,6 +27,7 @@ class Tracking(Hook):
         more: gives further numbers after a number of updates: the learning rate, the speed.
         capacity: rows that may wait for a tracker; further rows are lost.
         patience: seconds that the end of the run waits for the remaining rows.
+        report: writes the report of the run and returns its path; None: there is none.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Tracking(Hook):
         more: Callable[[int], Mapping[str, float]] = lambda updates: {},
         capacity: int = 1000,
         patience: float = 10.0,
+        report: Callable[[], Path] | None = None,
     ):
         self.every, self._more, self._patience = every, more, patience
         self._threads: list[_TrackerThread] = []
@@ -47,7 +49,7 @@ class Tracking(Hook):
             number = f"-{kinds[:i].count(tracker.kind) + 1}" if tracker.kind in kinds[:i] else ""
             file = about.directory / "trackers" / f"{tracker.kind}{number}.json"
             progress = _read_progress(file, about.run) if resumed_at is not None else {}
-            thread = _TrackerThread(tracker, about, file, progress, capacity)
+            thread = _TrackerThread(tracker, about, file, progress, capacity, report)
             self._threads.append(thread)
 
     def on_numbers(self, step: int, numbers: Mapping[str, float]) -> None:
@@ -93,7 +95,9 @@ class _TrackerThread:
         file: Path,
         progress: Mapping[str, Any],
         capacity: int,
+        report: Callable[[], Path] | None,
     ):
+        self._report = report
         self._tracker, self._file, self._capacity = tracker, file, capacity
         self._about = dataclasses.replace(about, id=progress.get("id", ""))
         self._last: dict[str, int] = dict(progress.get("last", {}))
@@ -140,6 +144,11 @@ class _TrackerThread:
                 self._done += 1
             except BaseException as error:
                 self._fail(f"did not take step {step}", error)
+        try:
+            if run.attach and self._report and self._end != "failed":
+                run.attach(self._report())
+        except BaseException as error:
+            self._fail("did not take the report", error)
         try:
             run.close(self._end)
         except BaseException as error:
