@@ -46,8 +46,10 @@ def find_metrics(
         raise ConfigError(f"metrics= is a list: write metrics=[{given!r}].")
     found: dict[str, Metric] = {}
     for metric in given:
-        if isinstance(metric, str):
-            found[metric] = _named(metric, kind)
+        ready = any(metric is x for each in METRICS.values() for x in each.values())
+        if isinstance(metric, str) or ready:
+            name = metric if isinstance(metric, str) else metric.__name__
+            found[name] = _named(name, kind)
         elif callable(metric) and hasattr(metric, "__name__"):
             found[metric.__name__] = metric
         else:
@@ -212,12 +214,14 @@ def _of_confusion(
 
 def _weight_of_each(mask: Any, weights: Any) -> Any:
     """Return how many times each target counts, 0 where it is masked."""
-    return jnp.where(mask, 1 if weights is None else at_least_f32(weights), 0).astype(jnp.float32)
+    each = mask if weights is None else jnp.where(mask, weights, jnp.zeros_like(weights))
+    return each.astype(jnp.float32)
 
 
 def _counts(total: np.ndarray, weight: np.ndarray) -> np.ndarray:
     del weight
-    return total
+    whole = total.astype(np.int64)
+    return whole if np.array_equal(whole, total) else total
 
 
 def _f1(total: np.ndarray, weight: np.ndarray) -> float:
@@ -318,36 +322,34 @@ def r2(
     y, p = (jnp.where(real, by_row(x).astype(jnp.float32), 0) for x in (targets, outputs))
     high = jax.lax.reduce_precision(y, 8, 11)
     low = y - high  # both have 12 bits, so that float32 holds their products
-    sums = [_exact_sums(each * x) for x in (y, high * high, 2 * high * low, low * low)]
-    total = jnp.concatenate([*sums, (each * jnp.square(y - p)).sum(0)[None], each.sum(0)[None]])
-    return Statistic(total, each.sum(), _r2)
+    sums = _exact_sums(each[None] * jnp.stack([y, high * high, 2 * high * low, low * low]))
+    rest = jnp.stack([(each * jnp.square(y - p)).sum(0), each.sum(0)])
+    return Statistic(jnp.concatenate([*sums, rest]), each.sum(), _r2)
 
 
-def _exact_sums(x: Float[Array, "b n"]) -> Float[Array, "k n"]:
-    """Return sums over rows whose sum is that of x: of the digits on each of 28 grids.
+def _exact_sums(x: Float[Array, "s b n"]) -> Float[Array, "k s n"]:
+    """Return sums over rows whose sum over k is that of x: of the digits on each of 28 grids.
 
     A digit has 8 bits, so that float32 adds up 65,536 of a grid without rounding, in any order.
 
     Source: the accumulator of Kulisch 1986, "The arithmetic of the digital computer".
     """
-    sums = []
-    for grid in GRIDS:
-        digit = jnp.trunc(x / grid) * grid
-        sums.append(digit.sum(0))
-        x = x - digit
-    return jnp.stack(sums)
+    grids = jnp.array(GRIDS, jnp.float32)[:, None, None, None]
+    x = x[None]
+    down_to = jnp.where(abs(x) < 2.0**24 * grids, jnp.trunc(x / grids) * grids, x)
+    return jnp.diff(down_to, axis=0, prepend=jnp.zeros_like(down_to[:1])).sum(2)
 
 
 def _r2(total: np.ndarray, weight: np.ndarray) -> float:
     del weight
     *sums, error, weights = total
-    y, *squares = np.reshape(sums, (4, len(GRIDS), -1)).sum(1)
+    y, *squares = np.reshape(sums, (len(GRIDS), 4, -1)).sum(0)
     with np.errstate(divide="ignore", invalid="ignore"):
         spread = sum(squares) - y**2 / weights
         return float(np.mean(np.where(spread > 0, 1 - error / spread, np.nan)))
 
 
-METRICS: Mapping[str, Mapping[str, Metric]] = {
+METRICS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "classes": {
         "accuracy": accuracy,
         "auc": auc,

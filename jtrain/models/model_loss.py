@@ -82,10 +82,13 @@ class ModelLoss(Stateful):
         about = {"labels": self.labels, "kind": self.kind, "metrics": {**self.metrics, **more}}
         return ModelLoss.of(forward, self.model, self.inputs, **about)
 
-    def with_class_weight(self, weights: Mapping[int, float]) -> "ModelLoss":
+    def with_class_weight(self, weights: Any) -> "ModelLoss":
         """Return the loss that counts a row of training `weights[label]` times, 1 by default.
 
         An evaluation counts each row once.
+
+        Args:
+            weights: numbers by label, `{0: 1.0, 1: 3.0}`.
 
         Raises:
             ConfigError: if a weight is negative or no label, or the loss has no classes.
@@ -140,11 +143,15 @@ class ModelLoss(Stateful):
         return "batch" if jax.tree.leaves(extra) else "never"
 
 
-def _check_class_weight(weights: Mapping[int, float], loss: ModelLoss) -> None:
+def _check_class_weight(weights: Any, loss: ModelLoss) -> None:
     if not loss.labels or "weight" in (loss.labels, *loss.inputs):
         raise ConfigError(
             "class_weight= is of jt.classifier and jt.binary_classifier, whose batches have no "
             "`weight` of another meaning. Give each row a weight: dict(x=..., y=..., weight=...)."
+        )
+    if not isinstance(weights, Mapping) or not weights:
+        raise ConfigError(
+            f"class_weight={weights!r}: write the weight of each label, {{0: 1.0, 1: 3.0}}."
         )
     for label, weight in weights.items():
         if int(label) != label or label < 0:
@@ -153,8 +160,6 @@ def _check_class_weight(weights: Mapping[int, float], loss: ModelLoss) -> None:
             raise ConfigError(
                 f"class_weight: the weight {weight} of label {label} must be 0 or more, such as 1."
             )
-    if not weights:
-        raise ConfigError("class_weight is empty: write class_weight={0: 1.0, 1: 3.0}.")
 
 
 def apply_model(

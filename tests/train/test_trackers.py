@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import jtrain as jt
 from jtrain.io.log import LOG
 from jtrain.io.png import encode_png
 from jtrain.train.hooks.tracking import Tracking
@@ -45,6 +47,9 @@ class Fake:
 
     def show(self, step, shown):
         self.rows.append((step, dict(shown)))
+
+    def attach(self, path):
+        self.rows.append(path)
 
     def close(self, end):
         do(self.closes)
@@ -161,6 +166,43 @@ def test_pictures_and_texts_come_once(about: TrackedRun):
     assert fake.rows == [(3, {"digits": Path("digits-3.png")}), (3, {"sample": "to be"})]
 
 
+@pytest.mark.parametrize("end", ["done", "failed"])
+def test_the_report_comes_last_of_a_run_that_did_not_fail(end: str, about: TrackedRun):
+    def fails():
+        raise OSError("disk full")
+
+    fake, other = Fake(), Fake()
+    assert tracked(fake, about, end=end, report=lambda: Path("report.html")) == []
+    assert (fake.rows[-1] == Path("report.html")) == (end == "done")
+    told = tracked(other, about, end=end, report=fails)
+    assert len(told) == (2 if end == "done" else 0)
+    assert other.ended == [end]
+
+
+@jt.configclass
+class Lines(jt.trackers.TrackerConfig):
+    def open(self, about: TrackedRun) -> jt.trackers.TrackerRun:
+        lines = about.directory / "lines.txt"
+        more = lambda *given: lines.open("a").write(f"{given}\n") and None
+        return jt.trackers.TrackerRun("lines", more, more, attach=more)
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file")
+def test_fit_takes_a_tracker_by_its_import_string(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    loss = lambda w, batch, rng: jt.Mean.of((batch["x"] - w) ** 2, batch["mask"])
+    kind = f"{__name__}:Lines"
+    x = np.arange(16.0, dtype=np.float32)
+    jt.fit(loss, np.float32(0), x, steps=2, name="mine", trackers=[kind], every=1, quiet=True)
+    *rows, report, end = (tmp_path / "runs/mine/lines.txt").read_text().splitlines()
+    assert [row[:3] for row in rows] == ["(1,", "(2,"]
+    assert "report.html" in report
+    assert end == "('done',)"
+    page = (tmp_path / "runs/mine/report.html").read_text("utf-8")
+    assert page.startswith("<!doctype html>")
+    assert "done" in page
+
+
 LOSSES = {step: 1.0 / step for step in range(1, 21)}
 
 
@@ -174,9 +216,12 @@ def quietly(module: str) -> Any:
 def killed_and_gone_on_with(tracker: Any, directory: Path) -> list[str]:
     """Track a run of 20 steps, killed at step 12 with a checkpoint of step 5; return the log."""
     about = TrackedRun(name="try", directory=directory, config={"optimizer.lr": 0.1, "name": "try"})
+    report = directory / "report.html"
+    report.write_text("a page")
     with logged() as told:
         for steps, resumed_at, end in ((range(1, 13), None, "stopped"), (range(6, 21), 5, "done")):
-            tracking = Tracking([tracker], about, resumed_at=resumed_at, patience=60.0)
+            how = {"resumed_at": resumed_at, "patience": 60.0, "report": lambda: report}
+            tracking = Tracking([tracker], about, **how)
             for step in steps:
                 tracking.on_numbers(step, {"loss": LOSSES[step]})
                 if step % 10 == 0:
@@ -194,6 +239,11 @@ def read_tensorboard(directory: Path) -> Callable[[str], list[tuple[int, float]]
     events.Reload()
     assert events.Images("a")[0].encoded_image_string == encode_png([[0, 255]])
     assert "sample/text_summary" in events.Tags()["tensors"]
+    plugin = importlib.import_module("tensorboard.plugins.hparams.metadata")
+    given = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+    hparams = plugin.parse_session_start_info_plugin_data(given).hparams
+    assert hparams["optimizer.lr"].number_value == 0.1
+    assert hparams["name"].string_value == "try"
     return lambda tag: [(each.step, each.value) for each in events.Scalars(tag)]
 
 
@@ -208,6 +258,7 @@ def read_mlflow(directory: Path) -> Callable[[str], list[tuple[int, float]]]:
         for x in client.list_artifacts(run.info.run_id, folder)
     ]
     assert files == ["pictures/a-20.png", "texts/sample-20.txt"]
+    assert "report.html" in [x.path for x in client.list_artifacts(run.info.run_id)]
     history = lambda tag: client.get_metric_history(run.info.run_id, tag)
     return lambda tag: [(each.step, each.value) for each in history(tag)]
 
