@@ -75,6 +75,7 @@ def _check_config(plan: Plan) -> None:
         "evaluate.every": config.evaluate.every,
         "checkpoint.every": config.checkpoint.every,
         "log.pictures": config.log.pictures,
+        "sample.every": config.sample.every,
     }.items():
         if steps % plan.inner_steps:
             near = -(-steps // plan.inner_steps) * plan.inner_steps

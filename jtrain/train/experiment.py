@@ -14,8 +14,9 @@ from pydantic import Field
 
 from jtrain.config.configclass import configclass
 from jtrain.config.dump import leaves
+from jtrain.config.durations import Duration
 from jtrain.config.precision import F32, FP8, Precision
-from jtrain.config.top import BaseConfig
+from jtrain.config.top import BaseConfig, Cadence
 from jtrain.core.batches import Batches, FiniteBatches
 from jtrain.core.loss import Stateful
 from jtrain.core.model import Model
@@ -91,6 +92,18 @@ class Prompt:
     """Number of likeliest tokens to draw from; 0: all."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Probability mass of the likeliest tokens to draw from; 1: all."""
+
+
+@configclass
+class SampleConfig:
+    """Text that the model writes while it trains: in samples.txt, the log and the trackers."""
+
+    every: Cadence = 0
+    """Steps between texts; 0: only at the end, where the experiment has a sample of its own."""
+    prompt: str = ""
+    """Beginning of the text; empty: one of the experiment's own."""
+    tokens: int = Field(default=400, ge=0)
+    """Tokens drawn after the beginning."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -212,6 +225,12 @@ class RunConfig(BaseConfig, abc.ABC):
     """Workers that read the batches. They change no result."""
     trackers: tuple[Tracker, ...] = ()
     """Services that get the run's metrics, beside its own files."""
+    sample: SampleConfig = SampleConfig()
+    """Text that the model writes while it trains."""
+
+    def cadences(self) -> dict[str, int | Duration]:
+        """Return by its key every cadence at which the state is needed, 0 for none, and `steps`."""
+        return {**super().cadences(), "sample.every": self.sample.every}
 
     def code_root(self) -> Any:
         """Return what the run is made of in code: the class of the config, in the experiment."""
@@ -300,6 +319,29 @@ def _with_parts(x: Experiment, config: RunConfig) -> Experiment:
         valid=build_evaluation_sets(valid, config.evaluate.batch or config.batch),
         optimizer=x.optimizer or config.optimizer,
     )
+
+
+def make_sample(
+    config: RunConfig, experiment: Experiment
+) -> Callable[[Params, Extra, Key], str] | None:
+    """Return what writes the sample of a run; None if nothing does.
+
+    Raises:
+        ConfigError: if the config asks for a text, and the experiment writes none.
+    """
+    asked, complete = config.sample, experiment.complete
+    prompted = asked != SampleConfig(every=asked.every)
+    if not prompted and (experiment.sample is not None or not asked.every):
+        return experiment.sample
+    if complete is None:
+        key = "sample.prompt" if prompted else "sample.every"
+        raise ConfigError(
+            f"{key}: experiment {config.experiment} writes no text of a prompt: it has no "
+            f"`complete`. Leave {key} out, or add one: jt.Experiment(..., "
+            f"complete=jtrain.train.make_complete(...))."
+        )
+    prompt = Prompt(text=asked.prompt, tokens=asked.tokens)
+    return lambda params, extra, key: complete(params, extra, key, prompt)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from jtrain.data.batches.step_batches import SkipBatches, Window
 from jtrain.parallel import Device, Strategy, check_divides
 from jtrain.train.auto_layout import choose_layout
 from jtrain.train.evaluation import check_set_names
-from jtrain.train.experiment import Experiment, RunConfig, build_experiment
+from jtrain.train.experiment import Experiment, RunConfig, build_experiment, make_sample
 from jtrain.train.initial_state import trace_state, with_shardings
 from jtrain.train.runtime import check_jit_enabled
 from jtrain.train.schedule_steps import ConfigDurations, resolve_durations
@@ -123,4 +123,5 @@ def _resolve(
     for rows in resolved.sets.values():
         check_divides(rows.size, strategy.shares, 1, name="evaluate.batch")
     check_set_names(config, resolved.sets, experiment.generated)
+    make_sample(config, experiment)  # raises if nothing writes one
     return resolved

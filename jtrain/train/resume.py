@@ -39,6 +39,7 @@ MAY_DIFFER = (
     "workers",
     "checkpoint",
     "trackers",
+    "sample",
     "evaluate",
     "log",
     "guard",

@@ -24,7 +24,7 @@ from jtrain.io.log import LOG, RunLog
 from jtrain.io.regular_files import atomic_write, open_regular
 from jtrain.parallel.chips import peak_flops
 from jtrain.train.charts import write_pictures
-from jtrain.train.experiment import RunConfig
+from jtrain.train.experiment import RunConfig, make_sample
 from jtrain.train.hooks.bad_step_log import BadStepLog
 from jtrain.train.hooks.bad_steps import BadSteps
 from jtrain.train.hooks.evaluation import EarlyStop, EvaluateEvery, add_listeners
@@ -288,18 +288,35 @@ def prepare_own_hooks(
     return hooks
 
 
-def show_sample(run: Attempt, pause: Pause, state: TrainState) -> str:
-    """Write the sample; return it, empty if there is none."""
-    make, files = run.program.resolved.experiment.sample, run.files
-    if files is None or make is None:
-        return ""
-    with pause("sampling"), run.signals.interruptible():
-        weights_and_key = run.program.gather_weights(state)
-        text = make(*weights_and_key) if files.first else ""
-        barrier()
-    if files.first:
-        _write_sample(files.samples, text)
-    return text
+class Samples(Hook):
+    """Hook that writes the sample after steps `sample.every`, 2 `sample.every`, ..."""
+
+    def __init__(self, run: Attempt, pause: Pause, tracking: Tracking | None):
+        self.every = run.config.sample.every or run.config.steps
+        self.text = ""
+        """The newest sample; empty in processes other than the first."""
+        self._run, self._pause, self._written, self._tracking = run, pause, 0, tracking
+
+    def on_state(self, step: int, state: TrainState) -> None:
+        """Write the sample, unless it was written already. Every process calls this."""
+        program, files = self._run.program, self._run.files
+        make = make_sample(self._run.config, program.resolved.experiment)
+        assert make is not None, "the trainer makes the hook of such an experiment alone"
+        assert files is not None, "and of a run that has files"
+        if step == self._written:
+            return
+        self._written = step
+        with self._pause("sampling"):
+            weights_and_key = program.gather_weights(state)
+            self.text = make(*weights_and_key) if files.first else ""
+            barrier()
+        if not self.text:
+            return
+        _write_sample(files.samples, self.text)
+        if step < self._run.config.steps:  # the last one is printed by the caller
+            LOG.info(f"sample after step {step}: {self.text}")
+        if self._tracking is not None:
+            self._tracking.show(step, {"sample": self.text})
 
 
 def _write_sample(path: Path, text: str) -> None:

@@ -28,6 +28,7 @@ from jtrain.distributed.multihost import barrier
 from jtrain.distributed.watchdog import DeadlockWatch
 from jtrain.io.log import LOG, RunLog
 from jtrain.train import run_hooks
+from jtrain.train.experiment import make_sample
 from jtrain.train.hooks.bad_steps import explain_failure
 from jtrain.train.hooks.evaluation import EvaluationResult, Results
 from jtrain.train.hooks.log import LogHook, MetricHistory, MetricsFile
@@ -166,6 +167,8 @@ class Trainer:
         self.tracking = run_hooks.track(run, self.speed)
         draws = run.files and run.program.resolved.experiment.pictures
         self.pictures = run_hooks.Pictures(run, self.pause, self.tracking) if draws else None
+        writes = run.files and make_sample(config, run.program.resolved.experiment)
+        self.samples = run_hooks.Samples(run, self.pause, self.tracking) if writes else None
         run_hooks.set_grace_budget(run, self.speed)
         self.save, self.retries = self._make_save()
         self.own_hooks = run_hooks.prepare_own_hooks(run, own_hooks, self.evaluations)
@@ -195,6 +198,7 @@ class Trainer:
             *self.evaluations.values(),
             *self.own_hooks,
             self.pictures if config.log.pictures else None,
+            self.samples if config.sample.every else None,
             self.save,
         ]
         self.recorders: list[Recorder] = [recorder for recorder in recorders if recorder]
@@ -262,19 +266,16 @@ class Trainer:
 
     def finish(self, ended: LoopResult[TrainState]) -> TrainedRun:
         """Evaluate and save the last state, record the status, and write sample and pictures."""
-        stop, sample, store = ended.stop or Stop("", "finished"), "", self.attempt.store
+        stop, store = ended.stop or Stop("", "finished"), self.attempt.store
         try:
             if stop.kind == "finished":
                 for evaluation in self.evaluations.values():
                     evaluation.at(ended.step, ended.state)
             self.save.at(ended.step, ended.state)
             if stop.kind == "finished":
-                sample = run_hooks.show_sample(self.attempt, self.pause, ended.state)
-                if self.tracking is not None and sample:
-                    self.tracking.show(ended.step, {"sample": sample})
-                if self.pictures:
-                    with self.attempt.signals.interruptible():
-                        self.pictures.on_state(ended.step, ended.state)
+                with self.attempt.signals.interruptible():
+                    for hook in filter(None, (self.samples, self.pictures)):
+                        hook.on_state(ended.step, ended.state)
         except StoppedError as asked:  # a signal while it evaluates: the rest when it resumes
             stop = asked.stop
             self.save.at(ended.step, ended.state)  # does nothing if it is saved
@@ -299,7 +300,7 @@ class Trainer:
             results={name: evaluation.results for name, evaluation in self.evaluations.items()},
             best=self.best and self.best.best,
             history=self.history,
-            sample=sample,
+            sample=self.samples.text if self.samples else "",
         )
 
     def end_tracking(self, status: Status) -> None:
