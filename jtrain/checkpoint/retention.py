@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -11,7 +12,7 @@ import numpy as np
 from jtrain.checkpoint import layout
 from jtrain.errors import CheckpointError, LossError
 
-HIGH = frozenset({"accuracy", "correct", "finished"})
+HIGH = re.compile(r"accuracy|correct|finished|auc|f1|f1_macro|f1_micro|r2|top_\d+")
 """Metrics of jtrain's losses and evaluations of which more is better."""
 
 
@@ -31,7 +32,7 @@ class BestMetric(NamedTuple):
         first, _, rest = name.partition(" ")
         if first in ("lowest", "highest") and rest.strip():
             return cls(first, rest.strip())
-        end = "highest" if name.rpartition("/")[2] in HIGH else "lowest"
+        end = "highest" if HIGH.fullmatch(name.rpartition("/")[2]) else "lowest"
         return cls(end, name) if name else None
 
 

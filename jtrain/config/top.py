@@ -101,8 +101,8 @@ class CheckpointConfig:
     10000, 20000 and so on, or the next that was saved; 0: none."""
     best: str = ""
     """Metric whose best checkpoint is retained too: loss, accuracy, or NAME/loss of one of several
-    sets. The lowest is best, of accuracy, correct and finished the highest; of another metric write
-    `highest NAME`. Empty: none."""
+    sets. The lowest is best, of accuracy, correct, finished, auc, f1, r2 and top_5 the highest; of
+    another metric write `highest NAME`. Empty: none."""
     store: StoreAddress = ""
     """Address to which each sealed checkpoint is copied, with the run's files: s3://bucket/runs; a
     run without a directory is restored from STORE/NAME. Empty: no copies."""

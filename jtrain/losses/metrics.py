@@ -21,6 +21,10 @@ from jtrain.errors.spelling import did_you_mean
 from jtrain.losses.next_token import perplexity as perplexity
 from jtrain.losses.shapes import check_labels_shape, check_same_shape
 
+Logits: TypeAlias = Float[Array, "*b c"]
+Labels: TypeAlias = Integer[Array, "*b"]
+Mask: TypeAlias = Bool[Array, "*b"]
+Weights: TypeAlias = Shaped[Array, "*b"] | None
 Metric: TypeAlias = Callable[[Any, Any, Any, Any], Mean]
 """`(outputs, targets, mask, weights) -> Mean`, where mask and weights have the shape of the
 targets, and weights may be None. Of a classifier, outputs are logits *b c and targets classes *b;
@@ -46,44 +50,39 @@ def find_metrics(
         raise ConfigError(f"metrics= is a list: write metrics=[{given!r}].")
     found: dict[str, Metric] = {}
     for metric in given:
+        name = metric if isinstance(metric, str) else getattr(metric, "__name__", "")
         ready = any(metric is x for each in METRICS.values() for x in each.values())
-        if isinstance(metric, str) or ready:
-            name = metric if isinstance(metric, str) else metric.__name__
-            found[name] = _named(name, kind)
-        elif callable(metric) and hasattr(metric, "__name__"):
-            found[metric.__name__] = metric
-        else:
+        if not name or name == "<lambda>":
             raise ConfigError(
-                f"a metric is a name such as 'accuracy', or a function with a name, and this is "
+                f"a metric is a name such as 'accuracy' or a function with a name, and this is "
                 f"{metric!r}. Write def my_metric(outputs, targets, mask, weights): ..."
             )
+        own = not isinstance(metric, str) and not ready
+        found[name] = metric if own else _ready_metric(name, kind)
     return found
 
 
-def _named(name: str, kind: str) -> Metric:
-    """Return a metric by its name."""
+def _ready_metric(name: str, kind: str) -> Metric:
     if (number := re.fullmatch(r"top_(\d+)", name)) and kind == "classes":
         return top_k(int(number[1]))
-    if name in METRICS[kind]:
-        return METRICS[kind][name]
-    for other in METRICS:
-        if name in METRICS[other]:
-            raise ConfigError(
-                f"the metric {name!r} is of {other}, and the loss predicts {kind}, whose metrics "
-                f"are {', '.join(METRICS[kind])}. Write one of these, or a function."
-            )
-    known = [*METRICS[kind], *(["top_5"] if kind == "classes" else [])]
+    known = METRICS[kind]
+    if name in known:
+        return known[name]
+    of = next(
+        (f" is of {k}, and the loss predicts {kind}: it" for k in METRICS if name in METRICS[k]), ""
+    )
+    names = [*known, *(["top_5"] if kind == "classes" else [])]
     raise ConfigError(
-        f"the metric {name!r} is not one of {', '.join(known)}, or a function of (outputs, "
-        f"targets, mask, weights){did_you_mean(name, known)}"
+        f"the metric {name!r}{of} is not one of {', '.join(names)}, or a function of (outputs, "
+        f"targets, mask, weights){did_you_mean(name, names)}"
     )
 
 
 def accuracy(
-    logits: Float[Array, "*b c"],
-    labels: Integer[Array, "*b"],
-    mask: Bool[Array, "*b"],
-    weights: Shaped[Array, "*b"] | None = None,
+    logits: Logits,
+    labels: Labels,
+    mask: Mask,
+    weights: Weights = None,
     *,
     top: int = 1,
 ) -> Mean:
@@ -131,12 +130,7 @@ def top_k(k: int) -> Metric:
     return hits
 
 
-def confusion(
-    logits: Float[Array, "*b c"],
-    labels: Integer[Array, "*b"],
-    mask: Bool[Array, "*b"],
-    weights: Shaped[Array, "*b"] | None = None,
-) -> Statistic:
+def confusion(logits: Logits, labels: Labels, mask: Mask, weights: Weights = None) -> Statistic:
     """Return the counts (label, likeliest class), c c, of the rows where `mask` is true.
 
     A row counts `weights` times. Counts are exact up to 2^24 a batch. A label outside 0 .. c-1 is
@@ -148,12 +142,7 @@ def confusion(
     return _of_confusion(_counts, logits, labels, mask, weights)
 
 
-def f1(
-    logits: Float[Array, "*b c"],
-    labels: Integer[Array, "*b"],
-    mask: Bool[Array, "*b"],
-    weights: Shaped[Array, "*b"] | None = None,
-) -> Statistic:
+def f1(logits: Logits, labels: Labels, mask: Mask, weights: Weights = None) -> Statistic:
     """Return the F1 score of class 1 of two: 2 tp / (2 tp + fp + fn), NaN of no row.
 
     Raises:
@@ -163,32 +152,13 @@ def f1(
     return _of_confusion(_f1, logits, labels, mask, weights)
 
 
-def f1_macro(
-    logits: Float[Array, "*b c"],
-    labels: Integer[Array, "*b"],
-    mask: Bool[Array, "*b"],
-    weights: Shaped[Array, "*b"] | None = None,
-) -> Statistic:
+def f1_macro(logits: Logits, labels: Labels, mask: Mask, weights: Weights = None) -> Statistic:
     """Return the mean of the F1 scores of the classes that are labelled or predicted.
 
     Raises:
         LossError: as `confusion`.
     """
     return _of_confusion(_f1_macro, logits, labels, mask, weights)
-
-
-def f1_micro(
-    logits: Float[Array, "*b c"],
-    labels: Integer[Array, "*b"],
-    mask: Bool[Array, "*b"],
-    weights: Shaped[Array, "*b"] | None = None,
-) -> Statistic:
-    """Return the F1 score of the counts of all classes, which is the accuracy.
-
-    Raises:
-        LossError: as `confusion`.
-    """
-    return _of_confusion(_f1_micro, logits, labels, mask, weights)
 
 
 def _of_confusion(
@@ -238,11 +208,6 @@ def _f1_macro(total: np.ndarray, weight: np.ndarray) -> float:
     )
 
 
-def _f1_micro(total: np.ndarray, weight: np.ndarray) -> float:
-    del weight
-    return _ratio(total.trace(), total.sum())
-
-
 def _ratio(part: Any, whole: Any) -> float:
     return float(part / whole) if whole else np.nan
 
@@ -263,12 +228,7 @@ def _perplexity(total: np.ndarray, weight: np.ndarray) -> float:
     return perplexity(Mean(total, weight))
 
 
-def auc(
-    logits: Float[Array, "*b c"],
-    labels: Integer[Array, "*b"],
-    mask: Bool[Array, "*b"],
-    weights: Shaped[Array, "*b"] | None = None,
-) -> Statistic:
+def auc(logits: Logits, labels: Labels, mask: Mask, weights: Weights = None) -> Statistic:
     """Return the area under the ROC curve: how often class 1 has the greater score, ties half.
 
     The score z is the logit of class 1 minus that of class 0. Scores are counted in 8192 bins that
@@ -356,7 +316,7 @@ METRICS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
         "confusion": confusion,
         "f1": f1,
         "f1_macro": f1_macro,
-        "f1_micro": f1_micro,
+        "f1_micro": accuracy,  # of one label for each
         "perplexity": perplexity,
     },
     "numbers": {"r2": r2},

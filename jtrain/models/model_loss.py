@@ -79,8 +79,7 @@ class ModelLoss(Stateful):
                     added[name] = mean
             return value, {**own, **added}, new, measure
 
-        about = {"labels": self.labels, "kind": self.kind, "metrics": {**self.metrics, **more}}
-        return ModelLoss.of(forward, self.model, self.inputs, **about)
+        return self._with(forward, {**self.metrics, **more})
 
     def with_class_weight(self, weights: Any) -> "ModelLoss":
         """Return the loss that counts a row of training `weights[label]` times, 1 by default.
@@ -116,12 +115,15 @@ class ModelLoss(Stateful):
             each = jnp.where(is_label, jnp.expand_dims(values, range(y.ndim)), 0).sum(-1)
             each = jnp.where(is_label.any(-1), each, 1)
             if "weight" in batch:
-                each *= spread_weights(batch["weight"], each.shape)
+                each *= spread_weights(batch["weight"], each.shape).astype(each.dtype)
             found = self.forward(params, extra, {**batch, "weight": each}, rng)
             found[-1](check)
             return found
 
-        about = {"labels": self.labels, "kind": self.kind, "metrics": self.metrics}
+        return self._with(forward, self.metrics)
+
+    def _with(self, forward: Forward, metrics: Mapping[str, Metric]) -> "ModelLoss":
+        about = {"metrics": metrics, "labels": self.labels, "kind": self.kind}
         return ModelLoss.of(forward, self.model, self.inputs, **about)
 
     def __call__(self, params: Params, batch: Batch, rng: Key | None) -> tuple[Mean, Metrics]:
@@ -154,11 +156,10 @@ def _check_class_weight(weights: Any, loss: ModelLoss) -> None:
             f"class_weight={weights!r}: write the weight of each label, {{0: 1.0, 1: 3.0}}."
         )
     for label, weight in weights.items():
-        if int(label) != label or label < 0:
-            raise ConfigError(f"class_weight: {label!r} is no label, a whole number from 0 on.")
-        if not weight >= 0:
+        if int(label) != label or label < 0 or not weight >= 0:
             raise ConfigError(
-                f"class_weight: the weight {weight} of label {label} must be 0 or more, such as 1."
+                f"class_weight={{{label!r}: {weight!r}}}: a label is a whole number from 0 on, and "
+                f"its weight 0 or more. Write {{0: 1.0, 1: 3.0}}."
             )
 
 

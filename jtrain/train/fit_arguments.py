@@ -102,14 +102,12 @@ def build_loss(
     if not metrics and class_weight is None:
         return loss
     if not isinstance(loss, ModelLoss):
-        name, how = "class_weight", "jt.Mean.of(nats, batch['mask'], weights[batch['y']])"
-        if metrics:
-            name = "metrics"
-            how = "value, {'accuracy': jt.metrics.accuracy(logits, batch['y'], batch['mask'])}"
+        name = "metrics" if metrics else "class_weight"
         raise ConfigError(
             f"{name}= is for a loss that is built from a model (jt.classifier, jt.regression), and "
             f"this one is a function, from which the model's outputs are not known. Compute it "
-            f"there: return {how}."
+            f"there: return value, {{'accuracy': jt.metrics.accuracy(logits, labels, mask)}}, with "
+            f"value = jt.Mean.of(nats, mask, weights)."
         )
     loss = loss if class_weight is None else loss.with_class_weight(class_weight)
     return loss.with_metrics(metrics) if metrics else loss

@@ -8,6 +8,7 @@ from cases import by_name
 from comparison import assert_close
 
 import jtrain as jt
+from jtrain.checkpoint.retention import BestMetric
 from jtrain.errors import ConfigError, LossError
 from jtrain.models import Transformer
 from jtrain.parallel import FSDP, Mirrored
@@ -183,6 +184,18 @@ def test_a_step_has_the_means_and_an_evaluation_all(here):
     assert "f1_macro" in again
 
 
+def test_the_best_score_is_the_highest(here):
+    loss, data, params, metrics = LOSSES["binary"]
+    call = dict(steps=6, batch=16, lr=0.5, valid=data, valid_every=2, metrics=["auc"], quiet=True)
+    result = jt.fit(loss, params, {**data, "y": 1 - data["y"]}, best="auc", **call)
+    area = result.history["valid/auc"]
+    assert area[2] > area[6]
+    assert result.best.step == max(area, key=area.__getitem__) == 2
+    for name in (*metrics[:-2], "r2"):
+        if isinstance(name, str) and name not in ("confusion", "perplexity"):
+            assert BestMetric.parse(f"valid/{name}").end == "highest"
+
+
 @pytest.mark.parametrize(
     ("name", "weights"), [("classes", {0: 1.0, 2: 3.0}), ("binary", {1: 0.1, 0: 2})]
 )
@@ -212,9 +225,9 @@ TEN = jt.classifier(lambda params, x: jnp.tile(x, (1, 3))[:, :10])
         (jt.regression(one), {"metrics": [jt.metrics.auc]}, ConfigError, "is of classes"),
         (missed, {"metrics": ["auc"]}, ConfigError, r"return value, {'accuracy': jt\.metrics"),
         (TEN, {"class_weight": {10: 1.0}}, LossError, r"10 classes, 0 \.\. 9"),
-        (TEN, {"class_weight": {1: -1.0}}, ConfigError, "must be 0 or more"),
+        (TEN, {"class_weight": {1: -1.0}}, ConfigError, "its weight 0 or more"),
         (TEN, {"class_weight": "balanced"}, ConfigError, r"write .* {0: 1.0"),
-        (TEN, {"class_weight": {0.5: 1.0}}, ConfigError, "no label"),
+        (TEN, {"class_weight": {0.5: 1.0}}, ConfigError, "a label is a whole number"),
         (jt.regression(one), {"class_weight": {0: 1.0}}, ConfigError, "Give each row a weight"),
         (missed, {"class_weight": {0: 1.0}}, ConfigError, "is for a loss that is built"),
         (TEN, {"trackers": ["tensorboard"]}, ConfigError, 'name="mine"'),
