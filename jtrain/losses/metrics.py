@@ -57,8 +57,10 @@ def find_metrics(
                 f"a metric is a name such as 'accuracy' or a function with a name, and this is "
                 f"{metric!r}. Write def my_metric(outputs, targets, mask, weights): ..."
             )
-        own = not isinstance(metric, str) and not ready
-        found[name] = metric if own else _ready_metric(name, kind)
+        if isinstance(metric, str) or ready:
+            found[name] = _ready_metric(name, kind)
+        else:
+            found[name] = metric
     return found
 
 

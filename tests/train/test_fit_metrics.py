@@ -184,6 +184,21 @@ def test_a_step_has_the_means_and_an_evaluation_all(here):
     assert "f1_macro" in again
 
 
+def own(params, batch, rng):
+    logits, y, mask = three(params, batch["x"]), batch["y"], batch["mask"]
+    value, metrics = jt.losses.cross_entropy(logits, y, mask)
+    return value, metrics | {"f1": jt.metrics.f1_macro(logits, y, mask)}
+
+
+def test_a_loss_of_ones_own_returns_a_statistic():
+    call = dict(steps=8, batch=16, every=1, lr=0.1, quiet=True, devices=2)
+    data = {"x": X[:16], "y": CLASSES[:16]}
+    one, parts = (jt.fit(own, W, data, microbatches=n, **call).history["f1"] for n in (1, 2))
+    assert one == pytest.approx(parts, rel=1e-6)
+    want = of_classes((X[:16] @ W["w"]).astype(np.float64), CLASSES[:16], np.ones(16))
+    assert one[1] == pytest.approx(want["f1_macro"], rel=1e-6)
+
+
 def test_the_best_score_is_the_highest(here):
     loss, data, params, metrics = LOSSES["binary"]
     call = dict(steps=6, batch=16, lr=0.5, valid=data, valid_every=2, metrics=["auc"], quiet=True)
