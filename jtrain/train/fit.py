@@ -95,8 +95,9 @@ def fit(
             `jt.classifier(model)`; for an nnx module a function of `(module, batch, rng)`.
         params: a pytree of arrays, which is not changed; a function `key -> (params, extra)`; an
             nnx module; or a Model.
-        data: arrays by name, `(x, y)`, a source of rows, or batches; PyTorch's tensors, datasets
-            and DataLoaders too.
+        data: arrays by name, `(x, y)`, a source of rows, or batches; a function that yields batches
+            `(x, y)`, `(x, y, weight)` or arrays by name; PyTorch's tensors, datasets and
+            DataLoaders.
         optimizer: a name, a config of `jtrain.optim`, or an optax transformation.
         steps: number of updates. Like the other durations it may be "3 epochs", "2M tokens", "10%"
             or "5 minutes".
