@@ -204,10 +204,8 @@ def _f1(total: np.ndarray, weight: np.ndarray) -> float:
 def _f1_macro(total: np.ndarray, weight: np.ndarray) -> float:
     del weight
     either = total.sum(0) + total.sum(1)  # 2 tp + fp + fn of each class
-    present = either > 0
-    return (
-        float(np.mean(2 * total.diagonal()[present] / either[present])) if present.any() else np.nan
-    )
+    scores = 2 * total.diagonal()[either > 0] / either[either > 0]
+    return _ratio(scores.sum(), len(scores))
 
 
 def _ratio(part: Any, whole: Any) -> float:

@@ -164,7 +164,7 @@ class Fitted:
         lines = [
             f"Fitted: {self.step} steps, {num_elements(self.params):,} parameters "
             f"({', '.join(shapes[:3])}{more})",
-            *(f"  {name:18} {_course(self.history[name])}" for name in shown[:6]),
+            *(f"  {name:18} {_course(self.history[name])}" for name in shown[:5]),
         ]
         if self.best:
             scalars = {name: x for name, x in self.best.numbers.items() if not np.ndim(x)}
