@@ -321,29 +321,6 @@ def _with_parts(x: Experiment, config: RunConfig) -> Experiment:
     )
 
 
-def make_sample(
-    config: RunConfig, experiment: Experiment
-) -> Callable[[Params, Extra, Key], str] | None:
-    """Return what writes the sample of a run; None if nothing does.
-
-    Raises:
-        ConfigError: if the config asks for a text, and the experiment writes none.
-    """
-    asked, complete = config.sample, experiment.complete
-    prompted = asked != SampleConfig(every=asked.every)
-    if not prompted and (experiment.sample is not None or not asked.every):
-        return experiment.sample
-    if complete is None:
-        key = "sample.prompt" if prompted else "sample.every"
-        raise ConfigError(
-            f"{key}: experiment {config.experiment} writes no text of a prompt: it has no "
-            f"`complete`. Leave {key} out, or add one: jt.Experiment(..., "
-            f"complete=jtrain.train.make_complete(...))."
-        )
-    prompt = Prompt(text=asked.prompt, tokens=asked.tokens)
-    return lambda params, extra, key: complete(params, extra, key, prompt)
-
-
 @contextlib.contextmanager
 def _keys_of_paths(config: RunConfig) -> Iterator[None]:
     """Name the key of a path, `data.path=`, in an error of data, which knows only `path=`."""

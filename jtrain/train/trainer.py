@@ -28,7 +28,6 @@ from jtrain.distributed.multihost import barrier
 from jtrain.distributed.watchdog import DeadlockWatch
 from jtrain.io.log import LOG, RunLog
 from jtrain.train import run_hooks
-from jtrain.train.experiment import make_sample
 from jtrain.train.hooks.bad_steps import explain_failure
 from jtrain.train.hooks.evaluation import EvaluationResult, Results
 from jtrain.train.hooks.log import LogHook, MetricHistory, MetricsFile
@@ -167,7 +166,7 @@ class Trainer:
         self.tracking = run_hooks.track(run, self.speed)
         draws = run.files and run.program.resolved.experiment.pictures
         self.pictures = run_hooks.Pictures(run, self.pause, self.tracking) if draws else None
-        writes = run.files and make_sample(config, run.program.resolved.experiment)
+        writes = run.files and run_hooks.make_sample(config, run.program.resolved.experiment)
         self.samples = run_hooks.Samples(run, self.pause, self.tracking) if writes else None
         run_hooks.set_grace_budget(run, self.speed)
         self.save, self.retries = self._make_save()
