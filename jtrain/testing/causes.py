@@ -64,8 +64,12 @@ ROWS = {
     "coefficient of rows": "the coefficient of term {index} of the loss is {whole:.6g} for all "
     "rows and {parts} for parts of them: it is computed from the rows. Make it independent of the "
     "batch, or a Mean of its own.",
-    "gradient": "totals and weights add up and the gradient does not: a custom derivative "
+    "custom derivative": "totals and weights add up and the gradient does not: a custom derivative "
     "(custom_vjp, custom_jvp) or a stop_gradient that depends on more than one row.",
+    "custom derivative (scaled)": "the gradient of 4 times the loss is not 4 times its gradient: a "
+    "custom derivative (custom_vjp) leaves out the cotangent, for one of its inputs at least. The "
+    "step divides the loss by the weight of all rows, and such a gradient is not divided. Multiply "
+    "the gradient of each input by the cotangent.",
     "position": "{name} changes with the order of the rows: it depends on the position of a row in "
     "the batch. Use the contents of the row, such as `batch['row']`.",
     "rows dropped": "{name} of {part} rows leaves out row {row}, and that of all {rows} rows does "
@@ -136,7 +140,7 @@ STEPS = {
     "device: once for each {part}, before their gradients are summed. Moments, decay and clipping "
     "then act {actual} times. Sum first, then update once.",
     "empty slice (step)": "loss or gradient is not finite, so the step is skipped, and {part} "
-    "{index} of {count} has no row that counts: it divides by its own count of 0. Divide by the "
+    "{index} of {count} has nothing that counts: it divides by its own count of 0. Divide by the "
     "weight of all rows, after the sum over {parts}.",
     "not finite (step)": "loss or gradient is not finite with {count} {parts}, so the step is "
     "skipped, and one device takes it: a sum overflows in one of the two. `jtrain run CONFIG "
@@ -156,9 +160,18 @@ STEPS = {
     "over them is summed again (a second psum), or the means of all {parts} are added.",
     "divided twice": "the {what} is 1/{count} of that of one device, with {count} {parts}: it is "
     "divided by their number after a sum that needs no division (pmean for psum).",
+    "sum as a mean (step)": "the {what} is {weight:.6g} times that of one device, and {weight:.6g} "
+    "is the weight of all rows: it is a sum, and nothing divides it. Divide it by the weight of "
+    "all rows; a loss that is divided only for the log has a gradient that is not.",
+    "clamped weight": "the {what} is {weight:.6g} times that of one device, and {weight:.6g} is "
+    "the weight of all rows: a weight below 1 is clamped to 1 before it divides. Divide by the "
+    "weight itself, and only where it is 0 by 1: `jnp.where(weight > 0, weight, 1)`.",
     "metric": "the {what} is {actual:.7g} and should be {expected:.7g}.",
     "missing sum": "the {what} is that of the {which} {part} alone: nothing is summed over {parts} "
     "(a psum is missing, or one overwrites the other).",
+    "missing sum (backward)": "loss and gradient of {right} are right, and the gradient of {wrong} "
+    "is not: between them the backward pass loses a sum over {parts}, or adds twice. The input of "
+    "a layer that is split needs the sum of the gradients of all {parts}.",
     "padded size (step)": "the {what} is {times:.6g} = {real}/{rows} of that of one device, or its "
     "total divided by all {rows} rows: it is divided by all rows and not by those that count. "
     "Divide by the weight.",

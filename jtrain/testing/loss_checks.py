@@ -13,11 +13,11 @@ from jtrain.core.loss import named_means
 from jtrain.core.types import Batch
 from jtrain.testing.case import LossCase, is_raised_by_loss
 from jtrain.testing.causes import Cause, cause
-from jtrain.testing.compare import Distances, compare_results, flatten
+from jtrain.testing.compare import Distances, compare_results, distance, flatten
 from jtrain.testing.float64 import unless_opaque
 from jtrain.testing.flow import facts_of
 from jtrain.testing.purity import explain_impurity
-from jtrain.testing.report import Comparison, is_far, judge
+from jtrain.testing.report import SINGLE, Comparison, is_far, judge
 from jtrain.testing.splits import (
     NUMBERS_OF_A_ROW,
     SumSplit,
@@ -73,7 +73,10 @@ def compare_loss(
             yield row
         if row and row.verdict == "FAILS":
             return
-    rest: dict[str, Callable[[str], Comparison | None]] = {f"{MANY:,} rows": checks.many_rows}
+    rest: dict[str, Callable[[str], Comparison | None]] = {
+        "4 times the loss": checks.four_times,
+        f"{MANY:,} rows": checks.many_rows,
+    }
     for split in checks.splits():
         rest[split.name] = lambda name, split=split: checks.split(split)
     rest |= {"3 rows and the others": checks.uneven, "other numbers": checks.other_numbers}
@@ -145,6 +148,24 @@ class _LossChecks:
             return found or explain_rounding(self.case, single)
 
         return judge(split.name, single, double, lambda: explain_split(split, sums), explain_close)
+
+    def four_times(self, name: str) -> Comparison:
+        """Compare the gradient of 4 times the loss, divided by 4, with that of the loss.
+
+        A loss is divided by the weight of all rows after its own code, so its derivative must be
+        proportional to the cotangent. Powers of two round nothing.
+        """
+        batch = self.case.batch
+
+        def off(sums: Sums) -> Distances:
+            weights = sums.weights(batch)
+            one, four = (sums(batch, [w / n for w in weights]).gradient for n in (1, 4))
+            return Distances(gradient=distance(jax.tree.map(lambda x: x / 4, four), one))
+
+        single = off(self.single)
+        double = unless_opaque(lambda: off(self.double)) if single.largest > SINGLE else None
+        explain = lambda: cause("custom derivative (scaled)")
+        return judge(name, single, double, explain, lambda: None)
 
     def many_rows(self, name: str) -> Comparison | None:
         """Look for a sum in few bits that is wrong for many rows."""

@@ -49,7 +49,7 @@ def explain_split(split: SumSplit, sums: Sums) -> Cause:
             return _explain_mean(name, split, sums)
     if split.kind == "empty" and not np.isfinite(flatten(parts[0].gradient)).all():
         return cause("empty slice", name=GRADIENT)
-    return cause("gradient")
+    return cause("custom derivative")
 
 
 def explain_dropped(name: str, parts: Sequence[Batch], sums: Sums) -> Cause | None:

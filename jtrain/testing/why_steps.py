@@ -36,6 +36,7 @@ def explain_step(failed: SplitStep) -> Cause:
         return _explain_state(failed)
     found = _explain_loss(failed) if "loss" in off else None
     found = found or (_explain_gradient(failed) if "gradient" in off else None)
+    found = found or (_explain_leaves(failed) if off.keys() == {"gradient"} else None)
     if found or off.keys() & {"loss", "gradient"}:
         return found or failed.cause("unexplained")
     (what, one), *_ = off.items()
@@ -49,8 +50,9 @@ def _draws(failed: SplitStep) -> bool:
 
 def _explain_nonfinite(failed: SplitStep) -> Cause:
     """Return why only one of the two steps is finite."""
-    results = [add_sums([sums], failed.steps.case) for sums in failed.each_part()]
-    empty = [i for i, part in enumerate(failed.parts) if not part["mask"].any()]
+    parts = failed.each_part()
+    results = [add_sums([sums], failed.steps.case) for sums in parts]
+    empty = [i for i, sums in enumerate(parts) if not any(sums.weights)]
     real = [result for i, result in enumerate(results) if i not in empty]
     if empty and all(math.isfinite(result.loss) for result in real):
         return failed.cause("empty slice (step)", index=empty[0])
@@ -67,6 +69,8 @@ class _Quantity(NamedTuple):
     """Value of each part, divided by the part's own weight."""
     shares: Sequence[np.ndarray]
     """The same, divided by the weight of all rows."""
+    weight: float
+    """Weight of all rows; NaN if the loss has several terms."""
 
 
 def _quantities(failed: SplitStep) -> Iterator[_Quantity]:
@@ -81,7 +85,8 @@ def _quantities(failed: SplitStep) -> Iterator[_Quantity]:
     def quantity(what: str, take: Callable[[StepResult], Any]) -> _Quantity:
         of = lambda results: [np.ravel(take(result)) for result in results]
         actual, expected = of((failed.actual, failed.expected))
-        return _Quantity(what, actual, expected, of(parts), of(shares))
+        weight = math.nan if len(weights) > 1 or what.startswith("metric") else weights[0]
+        return _Quantity(what, actual, expected, of(parts), of(shares), weight)
 
     yield quantity("loss", lambda x: x.loss)
     yield quantity("gradient", lambda x: flatten(x.gradient))
@@ -116,6 +121,8 @@ def _wrong_sums(
                 yield "missing sum", value, {"which": which}
     facts = {"times": real / rows, "real": real, "rows": rows}
     yield "padded size (step)", one.expected * real / rows, facts
+    row = "clamped weight" if one.weight < 1 else "sum as a mean (step)"
+    yield row, one.expected * one.weight, {"weight": one.weight}
 
 
 def _is_near(actual: np.ndarray | float, value: np.ndarray | float) -> bool:
@@ -152,6 +159,17 @@ def _explain_gradient(failed: SplitStep) -> Cause | None:
     if not _is_near(flatten(small.actual.gradient) / SMALL, flatten(failed.actual.gradient)):
         return failed.cause("function before the sum")
     return None
+
+
+def _explain_leaves(failed: SplitStep) -> Cause | None:
+    """Return a cause if the gradient of some parameters is wrong and that of others is right."""
+    actual, expected = map(named_arrays, (failed.actual.gradient, failed.expected.gradient))
+    off = {name: distance(actual[name], expected[name]).by > EXPLAINED for name in expected}
+    wrong, right = ([name for name in off if off[name] == each] for each in (True, False))
+    if not right:
+        return None
+    names = {"wrong": ", ".join(wrong[:3]), "right": ", ".join(right[:3])}
+    return failed.cause("missing sum (backward)", **names)
 
 
 def _explain_state(failed: SplitStep) -> Cause:

@@ -206,7 +206,8 @@ NEIGHBOURS = {
     "the worst row": Planted(worst_row, FUNCTION),
     "a branch on the sum": Planted(branch_on_the_sum, "branch on the batch"),
     "a loop on the sum": Planted(until_small, "branch on the batch"),
-    "a gradient of unit norm": Planted(gradient_of_unit_norm, "gradient", "custom_vjp"),
+    "a gradient of unit norm": Planted(gradient_of_unit_norm, "custom derivative",
+        "custom_vjp"),
     "F1 of a batch": Planted(metric(f1), FUNCTION, "the metric 'of'"),
 }  # fmt: skip
 
