@@ -157,10 +157,10 @@ def compare_steps(
         named: the comparison that found draws of the loss to depend on the layout, if one did: a
             step that differs is then compared with fixed draws as well.
     """
-    for compared in _variants(Steps(case), strategies, not_compared):
+    for compared in iter_variants(Steps(case), strategies, not_compared):
         log(compared.name)
         try:
-            yield _compare_with_cause(compared, named)
+            yield compare_variant(compared, named)
         except (ShardingError, ConfigError) as error:
             not_compared.append(f"{compared.name} was not compared: {str(error).split('. ')[0]}.")
         except Exception as error:
@@ -171,9 +171,10 @@ def compare_steps(
             yield Comparison.explained(compared.name, found, None)
 
 
-def _variants(
+def iter_variants(
     steps: Steps, strategies: Mapping[str, Layout], not_compared: list[str]
 ) -> Iterator[SplitStep]:
+    """Yield a step for each way to split the batch; those that do not fit go to `not_compared`."""
     case, batch = steps.case, steps.batch
     if case.make is not make_step:
         yield SplitStep(steps, "own step", StepVariant(donate=False), [batch], "device")
@@ -195,8 +196,8 @@ def _variants(
         yield SplitStep(steps, name, StepVariant(strategy), parts, "device")
 
 
-def _compare_with_cause(compared: SplitStep, named: Comparison | None) -> Comparison:
-    """Compare a variant with one device, and explain a failure."""
+def compare_variant(compared: SplitStep, named: Comparison | None = None) -> Comparison:
+    """Compare a variant with one device, and explain a failure; `named` as in `compare_steps`."""
     if not compared.steps.case.draws:
         compared = compared.without_draws()
     drawn = _compare(compared)

@@ -160,14 +160,19 @@ def redo_update(case: LossCase, actual: StepResult, expected: StepResult) -> Ste
 
 
 class Steps:
-    """The steps of a case: of its own `make`, and of jtrain's on one device."""
+    """The steps of a case: of its own `make`, and of jtrain's on one device.
 
-    def __init__(self, case: LossCase):
+    Args:
+        like: steps of the same case by another `make`; the results of one device are shared.
+    """
+
+    def __init__(self, case: LossCase, like: "Steps | None" = None):
         self.case = case
         self.batch = dict(case.batch) if case.mask_error else make_ragged(case.batch)
-        self.sums = Sums(case=case)
+        self.sums = like.sums if like else Sums(case=case)
         # One device's result serves all comparisons.
-        self._expected = functools.cache(lambda x: take_step(case, x, make_step, self.batch))
+        expected = functools.cache(lambda x: take_step(case, x, make_step, self.batch))
+        self._expected = like._expected if like else expected
 
     def actual(self, variant: StepVariant) -> StepResult:
         """Return the result of the step of the case's `make`."""
