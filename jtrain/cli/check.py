@@ -32,20 +32,28 @@ def main(argv: Sequence[str]) -> int:
                 f"jtrain check: --{name} {getattr(args, name)} is too few to split; write "
                 f"--{name} 8, or at least {least}."
             )
-    prepare_environment(f"cpu:{args.devices}")
-    # With LLVM at -O0 a check takes 0.73 of the time; XLA's own passes (fusion too) still run.
-    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+    prepare_cpu(args.devices)
 
     from jtrain.testing import check
 
     resolved = resolve_config(path, words)
     case = build_loss_case(resolved.config, args.rows, draws=not args.without_draws)
-    report = check(case, most=args.devices, log=_make_progress())
+    report = check(case, most=args.devices, log=make_progress())
     print(json.dumps({"config": path, **report.plain()}) if args.json else report.describe())
     return 0 if report.ok else FAULT
 
 
-def _make_progress() -> Callable[[str], None]:
+def prepare_cpu(devices: int) -> None:
+    """Make JAX compute on so many virtual CPU devices, unless the environment says otherwise.
+
+    Call it before importing JAX.
+    """
+    prepare_environment(f"cpu:{devices}")
+    # With LLVM at -O0 a check takes 0.73 of the time; XLA's own passes (fusion too) still run.
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
+
+def make_progress() -> Callable[[str], None]:
     """Return a function that prints the name of a comparison, at most one each few seconds."""
     start = printed = time.monotonic()
 

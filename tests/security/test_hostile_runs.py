@@ -31,7 +31,7 @@ RUN, CONFIG = "runs/quick", "runs/quick/config.yaml"
 WORDS: dict[str, list[str]] = {
     "doctor": ["--only", "packages"], "init": ["another"], "run": [CONFIG], "eval": [RUN],
     "predict": [RUN, "rows.npz", "--out", "out.npz"], "sample": [RUN, "--prompt", "a"],
-    "show": [CONFIG], "check": [CONFIG, "--quick"],
+    "show": [CONFIG], "check": [CONFIG, "--quick"], "museum": ["soup"],
     "explain": [CONFIG, "parallel.kind=none"],  # refused once the experiment is imported
     "plan": [CONFIG, "--devices", "none"], "range": [CONFIG, "parallel.kind=none"],
     "replay": [RUN, "--step", "9"], "diff": [RUN, RUN], "ckpt": ["ls", RUN],
