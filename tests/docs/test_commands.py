@@ -280,8 +280,9 @@ def test_several_processes_train(command: Command, here: Path):
 @pytest.mark.slow
 @of("sweep", "check", "museum")
 def test_what_takes_minutes_comes_to_its_end(command: Command, here: Path, capsys):
-    words = small(command, *(["steps=4", "evaluate.every=2"] if command.verb == "sweep" else []))
-    words = list(command.words) if command.verb == "museum" else words  # it has no config
+    settings = ["steps=4", "evaluate.every=2"] if command.verb == "sweep" else []
+    museum = command.verb == "museum"  # it has no config
+    words = list(command.words) if museum else small(command, *settings)
     words = ["2" if word == "20" else word for word in words]  # trials
     words = [word for word in words if word != "steps=200"]
     assert main(words) == 0
