@@ -53,11 +53,16 @@ def explain_split(split: SumSplit, sums: Sums) -> Cause:
 
 
 def explain_dropped(name: str, parts: Sequence[Batch], sums: Sums) -> Cause | None:
-    """Return a cause if a mean leaves out some rows of a part that count; else None."""
+    """Return a cause if a mean leaves out some rows of a part and none of them of the batch.
+
+    A maximum does not depend on most rows, of a part or of the batch.
+    """
+    whole = sums.batch
     for part in parts:
         rows = np.arange(len(part["mask"]))
         dropped = [i for i in rows if not sums.depends_on_rows(name, part, rows == i)]
-        if dropped and len(dropped) < len(rows):
+        used = (sums.depends_on_rows(name, whole, whole["row"] == part["row"][i]) for i in dropped)
+        if dropped and len(dropped) < len(rows) and all(used):
             return cause(
                 "rows dropped", name=name, part=len(rows), row=dropped[0], rows=sums.case.rows
             )
