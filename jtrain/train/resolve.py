@@ -9,12 +9,14 @@ import jax
 
 from jtrain.core.batches import FiniteBatches
 from jtrain.core.state import TrainState
+from jtrain.core.types import Extra, Key, Params
 from jtrain.data.batches.fingerprint import fingerprint
 from jtrain.data.batches.step_batches import SkipBatches, Window
+from jtrain.errors import ConfigError
 from jtrain.parallel import Device, Strategy, check_divides
 from jtrain.train.auto_layout import choose_layout
 from jtrain.train.evaluation import check_set_names
-from jtrain.train.experiment import Experiment, RunConfig, build_experiment, make_sample
+from jtrain.train.experiment import Experiment, Prompt, RunConfig, SampleConfig, build_experiment
 from jtrain.train.initial_state import trace_state, with_shardings
 from jtrain.train.runtime import check_jit_enabled
 from jtrain.train.schedule_steps import ConfigDurations, resolve_durations
@@ -125,3 +127,26 @@ def _resolve(
     check_set_names(config, resolved.sets, experiment.generated)
     make_sample(config, experiment)  # raises if nothing writes one
     return resolved
+
+
+def make_sample(
+    config: RunConfig, experiment: Experiment
+) -> Callable[[Params, Extra, Key], str] | None:
+    """Return what writes the sample of a run; None if nothing does.
+
+    Raises:
+        ConfigError: if the config asks for a text, and the experiment writes none.
+    """
+    asked, complete = config.sample, experiment.complete
+    prompted = asked != SampleConfig(every=asked.every)
+    if not prompted and (experiment.sample is not None or not asked.every):
+        return experiment.sample
+    if complete is None:
+        key = "sample.prompt" if prompted else "sample.every"
+        raise ConfigError(
+            f"{key}: experiment {config.experiment} writes no text of a prompt: it has no "
+            f"`complete`. Leave {key} out, or add one: jt.Experiment(..., "
+            f"complete=jtrain.train.make_complete(...))."
+        )
+    prompt = Prompt(text=asked.prompt, tokens=asked.tokens)
+    return lambda params, extra, key: complete(params, extra, key, prompt)

@@ -15,17 +15,16 @@ from jtrain.checkpoint.retention import BestMetric
 from jtrain.config.dump import flatten, to_plain
 from jtrain.core.loop import Hook
 from jtrain.core.state import TrainState
-from jtrain.core.types import Batch, Extra, Key, Params
+from jtrain.core.types import Batch
 from jtrain.data import ReadAhead
 from jtrain.distributed.multihost import barrier
-from jtrain.errors import ConfigError
 from jtrain.io.disk_errors import disk_advice
 from jtrain.io.jsonl import JsonlWriter
 from jtrain.io.log import LOG, RunLog
 from jtrain.io.regular_files import atomic_write, open_regular
 from jtrain.parallel.chips import peak_flops
 from jtrain.train.charts import write_pictures
-from jtrain.train.experiment import Experiment, Prompt, RunConfig, SampleConfig
+from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.bad_step_log import BadStepLog
 from jtrain.train.hooks.bad_steps import BadSteps
 from jtrain.train.hooks.evaluation import EarlyStop, EvaluateEvery, add_listeners
@@ -36,6 +35,7 @@ from jtrain.train.hooks.speed import Speed, measure_memory
 from jtrain.train.hooks.step_record import StepRecorder
 from jtrain.train.hooks.tracking import Tracking
 from jtrain.train.program import Program
+from jtrain.train.resolve import make_sample
 from jtrain.train.rollback import ResumePoint
 from jtrain.train.run_dir import RunDir
 from jtrain.train.run_store import RunStore
@@ -328,26 +328,3 @@ def _write_sample(path: Path, text: str) -> None:
     except OSError as error:
         advice = disk_advice(error, path).words
         LOG.warning(f"the sample could not be written to {path} ({error.strerror}). {advice}.")
-
-
-def make_sample(
-    config: RunConfig, experiment: Experiment
-) -> Callable[[Params, Extra, Key], str] | None:
-    """Return what writes the sample of a run; None if nothing does.
-
-    Raises:
-        ConfigError: if the config asks for a text, and the experiment writes none.
-    """
-    asked, complete = config.sample, experiment.complete
-    prompted = asked != SampleConfig(every=asked.every)
-    if not prompted and (experiment.sample is not None or not asked.every):
-        return experiment.sample
-    if complete is None:
-        key = "sample.prompt" if prompted else "sample.every"
-        raise ConfigError(
-            f"{key}: experiment {config.experiment} writes no text of a prompt: it has no "
-            f"`complete`. Leave {key} out, or add one: jt.Experiment(..., "
-            f"complete=jtrain.train.make_complete(...))."
-        )
-    prompt = Prompt(text=asked.prompt, tokens=asked.tokens)
-    return lambda params, extra, key: complete(params, extra, key, prompt)

@@ -37,6 +37,7 @@ from jtrain.train.hooks.signals import Signals
 from jtrain.train.hooks.speed import TimeRows
 from jtrain.train.hooks.step_record import StepRecorder
 from jtrain.train.program import Program
+from jtrain.train.resolve import make_sample
 from jtrain.train.rollback import ResumePoint, record_rollback
 from jtrain.train.run_hooks import Attempt
 from jtrain.train.run_result import Status
@@ -166,7 +167,7 @@ class Trainer:
         self.tracking = run_hooks.track(run, self.speed)
         draws = run.files and run.program.resolved.experiment.pictures
         self.pictures = run_hooks.Pictures(run, self.pause, self.tracking) if draws else None
-        writes = run.files and run_hooks.make_sample(config, run.program.resolved.experiment)
+        writes = run.files and make_sample(config, run.program.resolved.experiment)
         self.samples = run_hooks.Samples(run, self.pause, self.tracking) if writes else None
         run_hooks.set_grace_budget(run, self.speed)
         self.save, self.retries = self._make_save()
