@@ -104,7 +104,7 @@ _tests = itertools.count(1)
 def pytest_runtest_teardown() -> None:
     """Drop the programs that JAX keeps, some seven memory maps each, before they are too many.
 
-    XLA's compiler crashes when there are no more (docs/decisions.md).
+    At 65,530 maps of a process, the limit of Linux, XLA's compiler crashes.
     """
     maps = Path("/proc/self/maps")  # of Linux
     if next(_tests) % 16 == 0 and maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
