@@ -174,30 +174,6 @@ def stays_in_time(key: str, length: Duration, facts: DurationUnits) -> bool:
     return length.unit in SECONDS and key == "checkpoint.every" and facts.clock
 
 
-def describe_durations(config: Any) -> list[str]:
-    """Describe the durations that follow from the config: `500k rows is 7813 steps`."""
-    facts = DurationUnits(config.batch, steps_per_call=config.steps_divisor)
-    run = 0 if isinstance(config.steps, Duration) else config.steps
-    totals = {key: _follows(part.steps, facts, run) for key, part in find_own_steps(config).items()}
-    found = []
-    for key, length in find_durations(config).items():
-        inside = [part for part in totals if key.startswith(f"{part}.") and key != f"{part}.steps"]
-        total = totals[inside[0]] if inside else run
-        of = facts._replace(steps_per_call=1) if inside else facts
-        if steps := _follows(length, of, total, key):
-            found.append(f"{key}: {length} is {steps} step{'s' * (steps != 1)}")
-    return found
-
-
-def _follows(length: Any, facts: DurationUnits, total: int, key: str = "") -> int:
-    """Return the steps of a length, 0 if they do not follow from the config; a length of 0 is
-    `total`."""
-    if not isinstance(length, Duration):
-        return length or total
-    known = length.unit == "rows" or (length.unit == "%" and total)
-    return _steps(key, length, facts, total) if known else 0
-
-
 def _settled(value: Any, key: str, facts: DurationUnits, total: int) -> Any:
     if isinstance(value, Duration):
         return _steps(key, value, facts, total)

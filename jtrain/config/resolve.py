@@ -10,7 +10,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from jtrain.config.configclass import READ
 from jtrain.config.dump import leaves, plain_values
-from jtrain.config.durations import describe_durations
 from jtrain.config.lookup import (
     FoundExperiment,
     describe_available,
@@ -93,7 +92,6 @@ def resolve(
     raise_invalid([*wrong, *(one for one in more if one.key not in known)])
     assert config is not None, "what has no mistake is a config"
     raise_invalid(_problem(root, key, words, path) for key, words in config.problems())
-    notes = [*notes, *describe_durations(config)]
     if path != typed:
         notes.insert(0, f"{typed} is the config that comes with jtrain: {path}")
     nodes = {dotted(keys): find_node(root, keys) for keys in leaves(config)}

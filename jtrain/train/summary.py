@@ -170,10 +170,12 @@ def banner_lines(
     for key, duration in resolved.lengths.written.items():
         default = duration.unit == "%" and config.experiment == "fit"  # jt.fit sets shares
         if isinstance(steps.get(key), int) and not default:
-            unit = "evaluations" if key == "evaluate.patience" else "steps"
-            if duration.seconds and unit == "steps":
+            number = steps[key]
+            unit = "evaluation" if key == "evaluate.patience" else "step"
+            unit += "s" * (number != 1)
+            if duration.seconds and unit.startswith("step"):
                 unit += f" of {format_seconds(resolved.lengths.seconds)}"
-            lines.append(f"{key}: {duration} is {steps[key]} {unit}")
+            lines.append(f"{key}: {duration} is {number} {unit}")
     if not start:
         lines += describe_source(getattr(config, "model", None))
     if start:

@@ -9,7 +9,6 @@ import pytest
 from quick_study import at_home, config_of, trained, write_study
 
 from jtrain.config.durations import DurationUnits, convert_durations, find_durations, find_own_steps
-from jtrain.config.resolve import resolve
 from jtrain.core.loop import FinishedSteps
 from jtrain.errors import ConfigError
 from jtrain.train.hooks.log import read_results
@@ -117,7 +116,6 @@ def test_numbers_stay_numbers_and_nothing_else_changes():
     assert convert_durations(config, DurationUnits(16)) is config
     spoken = config_of(CONFIG, ["steps=192 rows"])
     assert dataclasses.replace(convert_durations(spoken, DurationUnits(16)), steps=12) == config
-    assert resolve(CONFIG, ["steps=192 rows"]).notes == ("steps: 192 rows is 12 steps",)
 
 
 @pytest.mark.parametrize(
