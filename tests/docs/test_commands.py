@@ -242,7 +242,7 @@ def test_what_shows_values_and_data_shows_them(command: Command, here: Path, cap
 
 @pytest.mark.sampled(2)
 @pytest.mark.thorough
-@of("doctor", "eval", "sample", "predict", "report", "replay", "diff", "ckpt", "export")
+@of("doctor", "eval", "sample", "predict", "report", "replay", "audit", "diff", "ckpt", "export")
 def test_what_is_done_with_a_run_is_done(command: Command, used: Path, capsys):
     assert main([word.replace("200", "20") if command.verb == "sample" else word
                  for word in command.words]) == 0  # fmt: skip

@@ -177,7 +177,7 @@ PLAIN = {
     "FP8.products", "FP8.exclude", "EvaluateConfig.sets", "CheckpointConfig.best",
     "Chat.day", "Chat.field", "Chat.ignore", "TextLines.field", "HubTexts.config", "HubTexts.split", "HubTexts.column", "TextPairs.marks", "Mixture.tokenizer", "Tokens.tokenizer", "CharacterTokens.alphabet",
     "PretrainedTokenizer.end", "Lora.on", "ParamGroup.match", "Muon.adamw", "Muon.stacks", "Optax.args", "OptimizerConfig.decay",
-    "Prompt.text", "ImageClassifier.preset", "CustomOptimizer.kind", "Published.kind", "Config.optimizer", "Mixture.parts", "BaseConfig.experiment",
+    "Prompt.text", "SampleConfig.prompt", "ImageClassifier.preset", "CustomOptimizer.kind", "Published.kind", "Config.optimizer", "Mixture.parts", "BaseConfig.experiment",
 }  # fmt: skip
 
 
