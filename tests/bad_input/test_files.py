@@ -4,7 +4,6 @@ A row is what was done, the parts of the answer, and what was typed then.
 """
 
 import json
-import lzma
 import os
 import shutil
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from jtrain.data.text.prepare import prepare
 from jtrain.data.text.token_files import TokenFiles, read_tokens
 from jtrain.data.text.token_rows import Windows
 from jtrain.data.text.tokenizer_file import read_tokenizer
-from jtrain.data.text.tokenizing import ByteTokens, CharacterTokens, PretrainedTokenizer
+from jtrain.data.text.tokenizing import ByteTokens, PretrainedTokenizer
 from jtrain.errors import CheckpointError, DataError, UserError
 from jtrain.io.safetensors import read_tensors
 from jtrain.models.pretrained.gguf import read_gguf
@@ -87,12 +86,6 @@ def again(folder: Path) -> TokenFiles:
     return TokenFiles(written(folder))
 
 
-def header(folder: Path, data: bytes) -> TokenFiles:
-    out = written(folder)
-    (out / "header.json").write_bytes(data)
-    return TokenFiles(out)
-
-
 def unfinished(folder: Path) -> Path:
     out = written(folder)
     asked = json.loads((out / "header.json").read_bytes())["asked"]
@@ -139,21 +132,11 @@ CASES = [
         "up to 14", "has 3 at byte 8", "jtrain data prepare"), again),
     Case("a bit that fell over", lambda f: TokenFiles(changed(f)).verify(), ("tokens-00001.bin",
         "checksum", "was changed since", "jtrain data prepare"), lambda f: again(f).verify()),
-    Case("a header that was cut", lambda f: header(f, b'{"format": "jtrain tok'), ("header.json",
-        "char 11", "jtrain data prepare"), again),
     Case("a folder that is not finished", lambda f: TokenFiles(unfinished(f)), ("is not finished",
         "jtrain data prepare FILES --out"), again),
-    Case("no folder", lambda f: TokenFiles(f / "nothing"), ("no such folder",
-        "jtrain data prepare FILES --out"), again),
-    Case("a split too short for the context",
-        lambda f: Windows(TokenFiles(written(f)).split(0.1)[1], context=64),
-        ("context 64 does not fit 8 tokens", "Set context=7"),
-        lambda f: Windows(TokenFiles(f / "out").split(0.1)[1], context=7)),
     Case("what is not UTF-8", lambda f: begun(f, b"to be\nor n\xf6t"), ("a.txt:2 is not UTF-8",
         "0xf6 at 10", "iconv -f latin1 -t utf-8"), lambda f: begun(f,
         b"to be\nor n\xf6t".decode("latin1").encode())),
-    Case("what is packed", lambda f: begun(f, lzma.compress(VERSE.encode())),
-        ("is xz by its first bytes", "xz -dc", "a.txt.txt"), begun),
     Case("a folder of another text", lambda f: (begun(f), begun(f, b"More text.")),
         ("holds other token files", "files", "out-2"), lambda f: prepare(f / "a.txt", f / "out-2",
         tokenizing=ByteTokens())),
@@ -161,16 +144,10 @@ CASES = [
         tokenizing=ByteTokens()), ("a.jsonl", "the line at byte 14", "--by line --field ''"),
         lambda f: prepare(f / "a.jsonl", f / "out-2", tokenizing=ByteTokens(), by="line",
         field="")),
-    Case("a line without the field", lambda f: prepare(lines(f, '{"body": "a"}'), f / "out",
-        tokenizing=ByteTokens()), ("no text under 'text'", "--field body"),
-        lambda f: prepare(f / "a.jsonl", f / "out-2", tokenizing=ByteTokens(), field="body")),
     Case("a tokenizer that marks beginnings", lambda f: begun(f, b"and so",
         tokenizing=PretrainedTokenizer(path=str(marking(f)))), ("marks where a text begins",
         "--by line"), lambda f: prepare(f / "a.txt", f / "out-2",
         tokenizing=PretrainedTokenizer(path=str(f / "tokenizer.json")), by="line",)),
-    Case("a word that the alphabet lacks", lambda f: begun(f,
-        tokenizing=CharacterTokens(alphabet="Shal")), ("Character ' '", "not among the 4"),
-        lambda f: prepare(f / "a.txt", f / "out-2", tokenizing=CharacterTokens())),
 ]  # fmt: skip
 
 

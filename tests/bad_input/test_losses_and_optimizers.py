@@ -214,7 +214,6 @@ OPTIMIZERS = {
     "warmup is the whole run": OptimizerCase(schedule(warmup=100), ["warmup 100 is the whole run of 100 steps",
         "lower optimizer.schedule.warmup (optimizer.schedule.warmup=10)",
         "raise steps (steps=1000)",], schedule(warmup=10)),
-    "no steps": OptimizerCase({}, ["steps is 0", "set steps=1"], {}, steps=0, right_steps=1),
     "nesterov without momentum": OptimizerCase({"kind": "sgd", "nesterov": True},
         ["nesterov looks ahead along the momentum, which is 0", "optimizer.momentum=0.9"],
         {"kind": "sgd", "nesterov": True, "momentum": 0.9}),
@@ -232,7 +231,6 @@ OPTIMIZERS = {
     "everything frozen": OptimizerCase({"groups": [{"match": "*", "freeze": True}]}, ["freezes all 3 leaves",
         "narrow a match, or set freeze: false"], {"groups": [{"match": "embed/*",
         "freeze": True}]}),
-    "an unknown kind": OptimizerCase({"kind": "adamx"}, ["'sgd', 'adam', 'adamw'"], {"kind": "adam"}),
 }  # fmt: skip
 
 

@@ -81,15 +81,6 @@ def test_parameters_may_be_tensors_and_no_module(torch):
         jt.classifier(torch.nn.Linear(3, 2))
 
 
-def test_torch_in_the_loss_is_told(torch):
-    def loss(params, batch, rng):
-        return torch.nn.functional.cross_entropy(batch["x"] @ params["w"], batch["y"])
-
-    zeros = {"w": np.zeros((3, 2), np.float32)}
-    with pytest.raises(jt.errors.UserError, match=r"gives torch an array of JAX[\s\S]*optax"):
-        jt.fit(loss, zeros, (X, Y), steps=1, batch=4, parallel="single")
-
-
 class Column:
     """A column of a table; None is null."""
 
@@ -158,19 +149,3 @@ def test_a_dtype_that_jax_has_not_is_refused_by_name():
         assert advice in str(caught.value)
         found = fit_data.build_batches({"x": eval(advice, {"np": np, "x": array})}, 12)[0]["x"]
         assert found.dtype.kind in "fi"
-
-
-@pytest.mark.thorough
-def test_models_of_other_libraries_are_told_how():
-    equinox = pytest.importorskip("equinox")
-    import flax.linen as nn
-    import jax
-
-    net = equinox.nn.MLP(3, 2, 4, 1, key=jax.random.key(0))
-    for model, how in ((net, "from_equinox"), (nn.Dense(2), "from_linen")):
-        with pytest.raises(LossError, match=how):
-            jt.classifier(model)
-        with pytest.raises(LossError, match=how):
-            fit_arguments.build_start(lambda p, b, rng: 0, model)
-    with pytest.raises(LossError, match="and this is a str"):
-        jt.classifier("resnet")
