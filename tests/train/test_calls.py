@@ -4,7 +4,6 @@ import dataclasses
 import json
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from comparison import assert_close
@@ -13,10 +12,9 @@ from quick_study import config_of, kept, trained
 import jtrain as jt
 from chaos import numbers
 from jtrain.core.loop import train_loop
-from jtrain.core.mean import Mean
 from jtrain.data.batches.workers import Workers
 from jtrain.train.hooks.function_hooks import on_numbers, on_state
-from jtrain.train.program import LIVE, PackedMetrics, mark_live, pack_metrics, set_up
+from jtrain.train.program import set_up
 from jtrain.train.supersteps import (
     LEAST,
     MOST,
@@ -141,29 +139,3 @@ def test_calls_are_as_long_as_the_cadence_of_a_hook():
     assert schedule.ending_for(ends_for(on_numbers(lambda step, numbers: None))) == schedule
     fixed = fixed_schedule(5, 20)
     assert fixed.ending_for(ends_for(on_state(lambda step, state: None))) == fixed
-
-
-def test_a_short_call_is_padded_and_marked():
-    batches = mark_live({"x": np.arange(6.0).reshape(3, 2)}, longest=5)
-    assert batches["x"].shape == (5, 2)
-    np.testing.assert_array_equal(batches[LIVE], [[True] * 2] * 3 + [[False] * 2] * 2)
-    again = mark_live({"x": np.zeros((3, 2))}, longest=5)
-    assert again[LIVE] is batches[LIVE], "it would be put on the devices at each call"
-
-
-MEANS = {"loss": Mean(jnp.float32(6), jnp.float32(4)), "a/b": Mean(jnp.float32(0), jnp.float32(0))}
-
-
-def packed(means):
-    return jax.jit(pack_metrics(lambda state, batch: (state, batch)))(0, means)[1]
-
-
-def test_scalars_come_as_one_array_with_the_same_names_and_numbers():
-    metrics = packed(MEANS)
-    assert isinstance(metrics, PackedMetrics)
-    assert len(jax.tree.leaves(metrics)) == 1
-    assert list(metrics) == ["a/b", "loss"]
-    assert metrics["loss"].value() == 1.5
-    assert np.isnan(metrics["a/b"].value())
-    with pytest.raises(KeyError, match="typo"):
-        metrics["typo"]

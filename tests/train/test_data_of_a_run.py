@@ -7,21 +7,11 @@ import sys
 import time
 from pathlib import Path
 
-import jax
-import numpy as np
-import optax
 import pytest
 from quick_study import CODE, YAML, at_home, kept, trained, write_study
 
 import jtrain as jt
 from jtrain.checkpoint import CheckpointManager
-from jtrain.config.top import CheckpointConfig
-from jtrain.core.loop import train_loop
-from jtrain.data.batches.step_batches import aligned_copy
-from jtrain.data.batches.workers import Workers
-from jtrain.optim.adam import AdamW
-from jtrain.parallel import Single
-from jtrain.train.program import set_up
 
 CONFIG = "configs/quick.yaml"
 
@@ -148,66 +138,3 @@ def test_killed_over_a_stream_it_resumes_to_the_same_bits(study_home: Path):
     # What is left, the places between two that are kept, and a batch for each look at the shapes.
     assert drawn() - before <= (120 - saved + 10 + 5 * 8) * 16 < 120 * 16
     assert kept(again) == kept(whole)
-
-
-STEPS, ROWS, WIDTH = 12, 512, 128  # 256 KB a batch, which another thread would copy
-
-
-class Refilled:
-    """Batches in new arrays, or all in one buffer."""
-
-    size, ragged = ROWS, False
-    buffer: np.ndarray | None = None
-
-    def __getitem__(self, step):
-        values = np.random.default_rng(step).normal(size=(ROWS, WIDTH)).astype(np.float32)
-        if self.buffer is not None:
-            self.buffer[:] = values
-            values = self.buffer
-        row = np.arange(ROWS, dtype=np.int32)
-        return {"x": values, "row": row, "mask": np.ones(ROWS, bool)}
-
-    def shard(self, index, count):
-        return self
-
-
-def buffer(offset: int) -> np.ndarray:
-    """Return memory that begins so many bytes behind a multiple of 64."""
-    memory = aligned_copy(np.zeros(ROWS * WIDTH * 4 + 64, np.uint8))
-    return memory[offset : offset + ROWS * WIDTH * 4].view(np.float32).reshape(ROWS, WIDTH)
-
-
-@jt.configclass
-class Config(jt.RunConfig):
-    """A layer whose loss reads its rows late: after products that take longer than reading."""
-
-    def build(self, place):
-        def loss(params, batch, rng):
-            body = lambda wide, _: (jax.numpy.tanh(wide @ params), None)
-            wide, _ = jax.lax.scan(body, params, length=40)
-            values = ((batch["x"] @ wide) ** 2).mean(1)
-            return jt.Mean.of(values, batch["mask"])
-
-        init = lambda key: (jax.random.normal(key, (WIDTH, WIDTH)) / WIDTH**0.5, ())
-        return jt.Experiment(init=init, loss=loss, train=Refilled(), optimizer=optax.sgd(0.1))
-
-
-@pytest.mark.thorough
-def test_a_reader_may_fill_one_buffer_again():
-    """XLA:CPU computes with memory that begins at a multiple of 64, and copies other memory."""
-    how = {"steps": STEPS, "batch": ROWS, "optimizer": AdamW(lr=1e-3), "parallel": Single()}
-    how |= {"checkpoint": CheckpointConfig(every=0), "steps_per_call": 1}
-    config = Config(experiment="refilled", name="refilled", **how)
-    program = set_up(config)
-    step, batches = program.compile_step(), program.resolved.experiment.train
-    assert isinstance(batches, Refilled)
-
-    def train(memory: np.ndarray | None) -> np.ndarray:
-        batches.buffer = memory
-        with program.batches().read_ahead(Workers(), 0, program.place) as feed:
-            ended = train_loop(step, program.initial_state(), feed, start=0, stop=STEPS)
-            return np.asarray(ended.state.params)
-
-    expected = train(None)
-    for offset in (0, 16):
-        assert np.array_equal(train(buffer(offset)), expected), f"offset {offset}"

@@ -144,26 +144,15 @@ def test_metrics_are_those_of_all_rows_in_any_split(name: str, layout: dict):
 def test_scores_of_a_bin_are_ties_and_no_more():
     score = (2 * DRAW.normal(size=10_000)).astype(np.float32)
     y = (DRAW.random(10_000) < 1 / (1 + np.exp(-score))).astype(np.int32)
-    found = jt.evaluate(
-        jt.binary_classifier(lambda p, x: x * p),
-        np.float32(1),
-        (score, y),
-        metrics=["auc"],
-        batch=2000,
+    classifier = jt.binary_classifier(lambda p, x: x * p)
+    area_at = lambda scale: jt.evaluate(
+        classifier, np.float32(scale), (score, y), metrics=["auc"], batch=2000
     )["auc"]
     rank = np.argsort(np.argsort(score)) + 1.0
     positive = y.sum()
     area = (rank[y == 1].sum() - positive * (positive + 1) / 2) / (positive * (len(y) - positive))
-    assert 0 < abs(found - area) < 5e-6
-    # However sure the model is.
-    sure = jt.evaluate(
-        jt.binary_classifier(lambda p, x: x * p),
-        np.float32(1000),
-        (score, y),
-        metrics=["auc"],
-        batch=2000,
-    )["auc"]
-    assert sure == pytest.approx(area, abs=1e-2)
+    assert 0 < abs(area_at(1) - area) < 5e-6
+    assert area_at(1000) == pytest.approx(area, abs=1e-2), "however sure the model is"
 
 
 def test_a_step_has_the_means_and_an_evaluation_all(here):
@@ -232,21 +221,14 @@ TEN = jt.classifier(lambda params, x: jnp.tile(x, (1, 3))[:, :10])
     ("loss", "options", "error", "says"),
     [
         (TEN, {"metrics": ["acuracy"]}, ConfigError, "did you mean accuracy"),
-        (TEN, {"metrics": ["top_k"]}, ConfigError, "did you mean top_5"),
-        (TEN, {"metrics": "auc"}, ConfigError, r"write metrics=\['auc'\]"),
         (TEN, {"metrics": ["auc"]}, LossError, "of two classes.* write .accuracy"),
         (TEN, {"metrics": ["top_11"]}, LossError, r"top=10"),
         (TEN, {"metrics": ["r2"]}, ConfigError, "of numbers, and the loss predicts classes"),
-        (jt.regression(one), {"metrics": [jt.metrics.auc]}, ConfigError, "is of classes"),
-        (missed, {"metrics": ["auc"]}, ConfigError, r"return value, {'accuracy': jt\.metrics"),
         (TEN, {"class_weight": {10: 1.0}}, LossError, r"10 classes, 0 \.\. 9"),
         (TEN, {"class_weight": {1: -1.0}}, ConfigError, "its weight 0 or more"),
-        (TEN, {"class_weight": "balanced"}, ConfigError, r"write .* {0: 1.0"),
-        (TEN, {"class_weight": {0.5: 1.0}}, ConfigError, "a label is a whole number"),
         (jt.regression(one), {"class_weight": {0: 1.0}}, ConfigError, "Give each row a weight"),
         (missed, {"class_weight": {0: 1.0}}, ConfigError, "is for a loss that is built"),
         (TEN, {"trackers": ["tensorboard"]}, ConfigError, 'name="mine"'),
-        (TEN, {"trackers": "wandb"}, ConfigError, r'write trackers=\["wandb"\]'),
     ],
 )
 def test_what_a_metric_or_a_weight_lacks_is_named(loss, options, error, says: str):
@@ -270,11 +252,9 @@ def test_a_function_yields_the_batches():
     assert found[1] == want
     with pytest.raises(jt.errors.DataError, match="Give the function that makes it"):
         jt.fit(jt.classifier(three), W, batches(), **call)
-    with pytest.raises(jt.errors.DataError, match="yields no batch"):
-        jt.fit(jt.classifier(three), W, lambda: iter(()), **call)
 
 
-def test_a_saved_result_predicts_with_the_net_that_was_trained(here):
+def test_a_saved_result_predicts_with_the_net_that_was_trained():
     from flax import nnx
 
     make = lambda seed: nnx.Sequential(
@@ -286,8 +266,3 @@ def test_a_saved_result_predicts_with_the_net_that_was_trained(here):
     for apply in (make(1), jt.classifier(make(1))):
         np.testing.assert_array_equal(run.predict(X, apply), want)
     assert_close(run.load_into(make(1))(X), want, 1e-6)
-    with pytest.raises(jt.errors.CheckpointError, match=r"Name it a\.safetensors"):
-        result.save("a.npz")
-    (here / "other.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
-    with pytest.raises(jt.errors.CheckpointError, match="does not describe the tree"):
-        jt.load("other.safetensors")

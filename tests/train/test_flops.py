@@ -53,12 +53,6 @@ def test_a_scan_counts_as_often_as_it_runs(fn):
     assert looped == pytest.approx(lowered.cost_analysis()["flops"], rel=0.1)
 
 
-def primitive(name, count):
-    primitive = Primitive(name)
-    primitive.def_abstract_eval(lambda x, *_, **params: x)
-    return lambda *arrays, **params: primitive.bind(*arrays[:count], **params)
-
-
 B, T, VOCAB, WIDTH, LAYERS = 2, 16, 32, 16, 3
 
 
@@ -184,13 +178,6 @@ def test_a_layer_that_is_computed_again_keeps_its_input_alone():
     part = largest_remat_region(again, LAYERS_OF, ROWS)
     assert part.saved_bytes == LAYER
     assert {of.shape for of in part.given} == {(5, 8), (8, 8)}
-
-
-def test_of_two_regions_that_save_as_much_the_first_is_the_largest():
-    sin = jax.checkpoint(lambda x: jnp.sum(jnp.sin(x)))
-    one, other = jax.ShapeDtypeStruct((4, 2), jnp.float32), jax.ShapeDtypeStruct((8,), jnp.float32)
-    part = largest_remat_region(lambda x, y: sin(x) + sin(y), one, other)
-    assert [of.shape for of in part.given] == [(4, 2)]
 
 
 FSDP = "parallel={kind: fsdp, devices: 4, min_size: 0}"

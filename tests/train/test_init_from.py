@@ -10,7 +10,6 @@ from quick_study import at_home, config_of, trained, write_study
 
 import jtrain as jt
 from jtrain.checkpoint import CheckpointManager
-from jtrain.cli import main
 from jtrain.train.program import set_up
 from jtrain.train.run_result import RunResult
 
@@ -98,19 +97,3 @@ def test_a_run_says_what_it_took_and_goes_on_without_its_origin(first):
     done = trained(CONFIG, *settings)
     assert (done.status, done.step) == ("done", 6)
     assert done.directory.log.read_text().count("starts from") == 1
-
-
-def refused(capfd, *settings: str) -> str:
-    assert main(["run", CONFIG, *settings, "name=refused"]) == 2
-    assert not Path("runs/refused/config.yaml").exists()
-    return capfd.readouterr().err
-
-
-def test_what_is_wrong_is_told_before_anything_is_trained(capfd):
-    told = refused(capfd, f"{FROM}=first", "model.width=9")
-    assert "should give 3 leaves, and 3 do not fit the source runs/first/checkpoints/4" in told
-    assert "float32[2, 9]" in told
-    assert "float32[2, 8]" in told
-    assert "'dwn', which matches none of the 3 leaves of this model. Nearest: down" in refused(
-        capfd, f"{FROM}=first", "init_from.exclude=[dwn]"
-    )

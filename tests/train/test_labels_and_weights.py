@@ -119,11 +119,7 @@ COUNTS = np.array([[2, 1, 1], [0, 4, 0], [1, 0, 0], [3, 3, 3]] * 2)
 
 
 def logits_of_one(params, x):
-    return (x @ params["w"])[:, 0]
-
-
-def logits_of_three(params, x):
-    return x @ params["w"]
+    return three(params, x)[:, 0]
 
 
 def by_loss(params, batch, rng):
@@ -134,7 +130,7 @@ def by_loss(params, batch, rng):
 
 def soft(params, batch, rng):
     del rng
-    logits = logits_of_three(params, batch["x"])
+    logits = three(params, batch["x"])
     return jt.losses.soft_cross_entropy(logits, batch["y"], batch["mask"])
 
 
@@ -143,7 +139,7 @@ def soft(params, batch, rng):
     [
         (jt.binary_classifier(logits_of_one), SIGNS),
         (by_loss, 255 * (SIGNS > 0).astype(np.float32)),
-        (jt.classifier(logits_of_three), COUNTS.astype(np.float32)),
+        (jt.classifier(three), COUNTS.astype(np.float32)),
     ],
 )
 def test_the_advice_makes_them_probabilities(loss, y):
@@ -172,9 +168,7 @@ def test_what_is_hidden_and_what_is_right_is_accepted():
         jt.check_batch(loss, ZEROS, hidden)
         jt.check_batch(loss, ZEROS, {"x": POINTS, "y": np.float32(mask) * 0.9})
     chances = np.float32(COUNTS / COUNTS.sum(-1, keepdims=True))
-    jt.check_batch(
-        jt.classifier(logits_of_three), ZEROS, {"x": POINTS, "y": chances.astype(jnp.bfloat16)}
-    )
+    jt.check_batch(jt.classifier(three), ZEROS, {"x": POINTS, "y": chances.astype(jnp.bfloat16)})
     jt.check_batch(soft, ZEROS, {"x": POINTS, "y": np.float32(COUNTS)})  # need not add up to 1
 
     def ignoring(params, batch, rng):

@@ -12,7 +12,6 @@ import jtrain as jt
 from jtrain.checkpoint import CheckpointManager
 from jtrain.config.dump import flatten
 from jtrain.config.durations import DurationUnits, convert_durations
-from jtrain.core.loop import Hook
 from jtrain.errors import ConfigError
 from jtrain.inspect.debug.replay import replay
 from jtrain.train.compile_step import resolve_with_step_time
@@ -172,43 +171,11 @@ def test_a_time_is_the_steps_that_take_it(setting, key, steps):
     assert flatten(resolve_with_step_time(config_of(CONFIG, [setting])).config)[key] == steps
 
 
-@pytest.mark.usefixtures("a_tenth")
-def test_patience_in_any_unit_is_so_many_evaluations():
-    for said, evaluations in {
-        "5": 5,
-        "5 evaluations": 5,
-        "9 steps": 3,
-        "1 second": 4,
-        "1 epoch": 5,
-        "50%": 2,
-    }.items():
-        asked = [f"evaluate.patience={said}", "evaluate.every=3", "checkpoint.best=loss"]
-        assert (
-            resolve_with_step_time(config_of(CONFIG, asked)).config.evaluate.patience == evaluations
-        ), said
-
-
-class KilledError(Exception):
-    """Error that ends a process."""
-
-
-class Kill(Hook):
-    """Ends it at a step."""
-
-    def __init__(self, at: int):
-        self.at = at
-
-    def on_numbers(self, step, numbers):
-        """Raise, so that nothing is finished."""
-        if step == self.at:
-            raise KilledError
-
-
 @pytest.mark.thorough
 def test_a_killed_run_resumes_with_the_same_numbers(monkeypatch):
     monkeypatch.setattr("jtrain.train.compile_step.seconds_per_step", lambda parts: 0.1)
-    with pytest.raises(KilledError):
-        trained(CONFIG, *IN_TIME, "checkpoint.every=2", hooks=[Kill(9)])
+    with pytest.raises(PowerCutError):
+        trained(CONFIG, *IN_TIME, "checkpoint.every=2", hooks=[At(9, cut)])
     monkeypatch.setattr(
         "jtrain.train.compile_step.seconds_per_step", lambda parts: pytest.fail("measured again")
     )

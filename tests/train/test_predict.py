@@ -86,8 +86,6 @@ def test_refuses_outputs_without_a_row_for_each_row():
         jt.predict(lambda p, b: {}, W, X)
     with pytest.raises(ConfigError, match="set impl=jit"):
         jt.predict(apply, W, X, parallel=Mirrored(impl="shard_map"))
-    with pytest.raises(ConfigError, match="12 rows do not divide into 8 devices"):
-        jt.predict(apply, W, X, batch=12)
 
 
 @pytest.mark.thorough

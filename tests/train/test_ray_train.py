@@ -12,20 +12,6 @@ from jtrain.errors import ConfigError
 from jtrain.train.ray import working_directory
 
 
-@pytest.mark.parametrize(
-    ("config", "says"),
-    [
-        ({"confg": "configs/quick.yaml"}, "no key confg; its keys are config, overrides, direc"),
-        ({"config": "configs/quick.yaml", "overrides": "steps=3"}, "overrides is a list of texts"),
-        ({"config": "configs/none.yaml"}, "configs/none.yaml was not found; the run is in runs/"),
-    ],
-)
-def test_arguments_are_checked_before_anything_starts(config: dict, says: str):
-    with pytest.raises(ConfigError, match="train_loop_config") as error:
-        jt.ray.train_loop(config)
-    assert says in str(error.value)
-
-
 def test_a_run_is_in_the_directory_of_its_driver(tmp_path: Path):
     path = write_study(tmp_path / "project")
     search = ["", str(tmp_path), str(tmp_path / "project")]

@@ -10,7 +10,6 @@ import pytest
 
 import jtrain as jt
 from jtrain.data import Arrays, Shuffled
-from jtrain.errors import ConfigError
 from jtrain.optim import SGD
 from jtrain.train.run_result import RunResult
 
@@ -71,9 +70,3 @@ def test_texts_come_at_their_steps_and_at_the_end(caplog):
 def test_without_a_prompt_the_text_is_the_experiments_own(values, texts):
     run(**values)
     assert [shown["sample"] for _, shown in SHOWN] == texts
-
-
-@pytest.mark.parametrize("sample", [{"prompt": "a"}, {"every": 2}])
-def test_a_text_that_nothing_writes_is_an_error(sample):
-    with pytest.raises(ConfigError, match=f"^sample.{next(iter(sample))}: .*no `complete`"):
-        run(sample=sample, complete=False, own=False)

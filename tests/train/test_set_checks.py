@@ -64,22 +64,6 @@ def test_ends_when_nothing_improves_and_keeps_the_best():
     assert main(["eval", "quick", "--step", "best"]) == 0
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        (["evaluate.sets={sen: {every: 5}}"], "not a set of .* has valid, seen; did you mean seen"),
-        (["evaluate.patience=3", "evaluate.every=2"], "needs a metric; set checkpoint"),
-        (
-            ["steps_per_call=3", "evaluate.sets={seen: {every: 5}}"],
-            "sets.seen.every.*5 is not a mult",
-        ),
-    ],
-)
-def test_reports_values_that_do_not_fit(settings, words):
-    with pytest.raises(ConfigError, match=f"(?s){words}"):
-        trained(CONFIG, *settings)
-
-
 def test_a_set_has_a_plain_name():
     write_study(Path("other"), CODE.replace(ONE, TWO.replace('"seen"', '"a/b"')))
     with pytest.raises(ConfigError, match=r"'a/b' has no plain name.*use a_b"):

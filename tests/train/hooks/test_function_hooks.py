@@ -81,11 +81,6 @@ def test_a_method_that_is_never_called_is_refused():
         assert to_hook(hook) is hook
 
 
-def test_an_answer_that_is_no_stop_is_refused():
-    with pytest.raises(ConfigError, match=r'return jt\.Stop\("why"\), and otherwise None'):
-        counting.run([on_numbers(lambda *_: True)], stop=3)
-
-
 def test_a_wait_for_data_is_reported_and_the_phase_after_it():
     waited = []
 

@@ -45,18 +45,6 @@ def test_a_run_writes_a_trace_and_reads_it_back(study, capsys):
     assert Profile.from_plain(json.loads(capsys.readouterr().out)) == found
 
 
-@pytest.mark.parametrize(
-    ("window", "advice"),
-    [("10:5", "--profile 10:15"), ("ten", "--profile 10:15"), ("10:15", "--profile 7:12")],
-)
-def test_windows_that_do_not_fit_say_which_does(study, capsys, window, advice):
-    assert main(["run", str(study), "--profile", window]) == 2
-    assert advice in capsys.readouterr().err
-    good = advice.partition(" ")[2]
-    if good != "10:15":  # the run has 12 steps
-        StepWindow.parse(good, 12)
-
-
 @pytest.mark.parametrize(("each", "turns"), [(1, [3, 6]), (4, [4, 8])], ids=["1", "4"])
 def test_the_trace_begins_and_ends_where_no_step_is_in_flight(tmp_path, each, turns):
     """Steps that are reported later would seem to take no time: a median of 3 ms for 73."""

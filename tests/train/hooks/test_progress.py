@@ -3,9 +3,6 @@
 import contextlib
 import io
 import math
-import os
-import pty
-import select
 import sys
 import types
 from pathlib import Path
@@ -13,10 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jtrain.cli.run_summary import smooth
-from jtrain.errors import DataError
 from jtrain.io.png import encode_png, tile_images
-from jtrain.train.charts import text_chart, write_pictures
+from jtrain.train.charts import text_chart
 from jtrain.train.hooks import ProgressBar
 from jtrain.train.run_hooks import Pictures
 
@@ -28,39 +23,6 @@ def _plain_environment(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     for name, value in {"JAX_PLATFORMS": "cpu", "TERM": "xterm", "COLUMNS": "100"}.items():
         monkeypatch.setenv(name, value)
-
-
-@contextlib.contextmanager
-def terminal():
-    """Return a stream to a terminal, and a function that returns all its output."""
-    master, slave = pty.openpty()
-
-    def written():
-        pieces = []
-        while select.select([master], [], [], 0.2)[0]:
-            pieces.append(os.read(master, 65536))
-        return b"".join(pieces).decode()
-
-    with open(slave, "w", encoding="utf-8") as stream:
-        yield stream, written
-    os.close(master)
-
-
-def fail():
-    raise RuntimeError
-
-
-def test_an_error_leaves_the_terminal_as_it_was():
-    with terminal() as (stream, written):
-        before = sys.stdout, sys.stderr
-        with pytest.raises(RuntimeError), ProgressBar(stop=9, stream=stream):
-            fail()
-        assert (sys.stdout, sys.stderr) == before
-        assert_cursor_is_shown(written())
-
-
-def assert_cursor_is_shown(written):
-    assert written.rfind("\x1b[?25h") > written.rfind("\x1b[?25l") > -1
 
 
 @contextlib.contextmanager
@@ -153,18 +115,6 @@ def test_a_cell_has_one_output_that_is_replaced(monkeypatch):
 IMAGES = np.arange(2 * 3 * 4 * 1, dtype=np.uint8).reshape(2, 3, 4, 1)
 
 
-def test_each_name_has_its_grid(tmp_path: Path):
-    files = write_pictures(tmp_path / "pictures", 40, {"digits": IMAGES, "more": IMAGES[:1]})
-    assert [file.name for file in files] == ["digits-40.png", "more-40.png"]
-    assert files[0].read_bytes() == encode_png(tile_images(IMAGES))
-    assert not list(tmp_path.glob("pictures/*.new"))
-
-
-def test_an_array_that_is_no_image_is_named(tmp_path: Path):
-    with pytest.raises(DataError, match=r"picture digits: .* b h w c, and this one is \[3, 4, 1\]"):
-        write_pictures(tmp_path, 1, {"digits": IMAGES[0]})
-
-
 def test_a_state_is_drawn_at_its_steps_and_once(tmp_path: Path):
     seen = []
 
@@ -237,12 +187,3 @@ def test_values_that_are_not_finite_are_omitted():
     holes = [(0, math.nan), *TRAINING, (2000, math.inf)]
     assert text_chart({"loss": holes}) == text_chart({"loss": TRAINING})
     assert text_chart({"loss": [(1, math.nan)], "none": []}) == ""
-
-
-def test_smoothing_keeps_a_constant_and_averages_noise():
-    assert [y for _, y in smooth([(i, 3.0) for i in range(200)])] == pytest.approx([3.0] * 200)
-    noise = np.random.default_rng(0).normal(size=2000)
-    smoothed = [y for _, y in smooth(list(enumerate(noise.tolist())))]
-    assert smoothed[0] == noise[0]
-    # An exponential mean over n has 1 / (2 n - 1) of the variance: n is 2 % of 2000.
-    assert np.std(smoothed[200:]) == pytest.approx(1 / math.sqrt(2 * 40 - 1), rel=0.35)

@@ -10,12 +10,11 @@ import subprocess
 import numpy as np
 import pytest
 
-from jtrain.core.loop import FinishedSteps
 from jtrain.errors import CheckpointError, LossError
 from jtrain.io.jsonl import JsonlWriter, read_rows
 from jtrain.io.log import LOG, RunLog, log_progress
 from jtrain.optim import Cosine
-from jtrain.train.hooks import LogHook, Speed, log
+from jtrain.train.hooks import LogHook, log
 from jtrain.train.hooks.log import MetricsFile
 
 
@@ -91,39 +90,6 @@ def test_a_metric_called_step_is_refused(tmp_path):
     with pytest.raises(LossError, match=r'called "step".*another name'):
         file.on_numbers(1, {"step": 3.0})
     file.rows.close()
-
-
-# Written down in two halves, as the lines are longer than ours.
-LEFT = """\
-step   50/1000  loss   4.1234  valid        -  lr 1.00e-03
-step  100/1000  loss   2.5000  valid   2.7500  lr 9.02e-04
-step  150/1000  loss      nan  valid   2.7500  lr 8.08e-04
-"""
-
-RIGHT = """\
-     - tokens/s         - left  waiting      -
- 10.2k tokens/s      0:45 left  waiting  25.0%
- 10.2k tokens/s      0:42 left  waiting  25.0%  skipped 3
-"""
-
-
-def test_the_lines_are_in_columns(caplog):
-    now, losses = [0.0], []
-    clock = lambda: now[0]
-    waited = lambda: now[0] / 4
-    speed = Speed(None, every=50, stop=1000, rows=8, tokens=512, clock=clock, waited=waited)
-    newest = lambda: losses[-1] if losses else None
-    rate = lambda updates: 1.1e-3 - 2e-6 * updates
-    log = LogHook(every=50, stop=1000, speed=speed, valid=newest, learning_rate=rate)
-    for step, loss, skipped in ((50, 4.1234, 0), (100, 2.5, 0), (150, float("nan"), 3)):
-        now[0] += 2.5
-        speed.on_steps(FinishedSteps(range(step - 49, step + 1), {}, [(step, now[0])]))
-        with speed.pause():  # so that there are no quantiles
-            speed.on_numbers(step, {})
-        log.on_numbers(step, {"loss": loss, "skipped": float(skipped)})
-        losses.append(2.75)
-    halves = zip(LEFT.splitlines(), RIGHT.splitlines(), strict=True)
-    assert caplog.messages == [f"{left}  {right}" for left, right in halves]
 
 
 def test_the_rate_of_a_line_is_that_of_its_update(caplog):
