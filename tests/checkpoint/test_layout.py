@@ -112,21 +112,6 @@ def test_other_files_are_left_alone(tmp_path: Path):
     assert sorted(p.name for p in tmp_path.iterdir()) == names
 
 
-def test_the_error_for_a_missing_checkpoint_lists_the_others(tmp_path: Path):
-    with pytest.raises(CheckpointError, match=r"does not exist. Train first"):
-        layout.read_record(tmp_path / "none", 3)
-    with pytest.raises(CheckpointError, match=r"is empty. Train first"):
-        layout.read_record(tmp_path, 3)
-    layout.create_saving_path(tmp_path, 3)
-    with pytest.raises(CheckpointError, match=r"only 3.saving, which is not complete. Restart"):
-        layout.read_record(tmp_path, 3)
-    write(tmp_path, 1, "one")
-    write(tmp_path, 20, "twenty")
-    with pytest.raises(CheckpointError, match=r"there are 1, 20. Name .* the newest \(20\)"):
-        layout.read_record(tmp_path, 3)
-    assert layout.read_record(tmp_path, 20)["about"] == {"text": "twenty"}
-
-
 @pytest.mark.parametrize(("name", "damage"), [("state/data", "cut"), ("about.json", "gone")])
 def test_the_error_for_a_damaged_checkpoint_has_advice(tmp_path: Path, name: str, damage: str):
     write(tmp_path, 1, "one")

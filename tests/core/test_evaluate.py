@@ -112,10 +112,6 @@ def test_a_plain_scalar_is_refused_on_a_ragged_set_and_right_on_a_full_one():
     assert got["loss"] == pytest.approx(in_float64()[1][:32].mean(), rel=1e-6)
 
 
-def test_no_batches_give_no_numbers():
-    assert evaluate(make_evaluate(squared), (line(), ()), []) == {}
-
-
 def four_and_two() -> dict[str, np.ndarray]:
     """Six rows as two devices get them: four, and two that padding fills up."""
     return points(8, hidden=2)

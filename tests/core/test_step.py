@@ -27,7 +27,6 @@ from jtrain.core.pytree import named_leaves
 from jtrain.core.state import new_state
 from jtrain.core.step import make_step, scan_steps
 from jtrain.data import Arrays, Shuffled
-from jtrain.errors import ConfigError
 from jtrain.parallel import FSDP, Mirrored, Single
 from jtrain.train.program import set_up
 
@@ -169,40 +168,6 @@ def test_sam_gets_the_gradient_elsewhere(opaque: bool):
         updates, memory = sam.update(grad(params), memory, params, **more)
         params = optax.apply_updates(params, updates)
     assert distance(state.params, params) < 1e-6
-
-
-def update_of(**defaults):
-    def update(updates, state, params=None, *, factor):
-        return jax.tree.map(lambda u: -factor * u, updates), state
-
-    return functools.partial(update, **defaults)
-
-
-def with_update(update, init=lambda params: ()):
-    return optax.GradientTransformationExtraArgs(init, update)
-
-
-def first_row(updates, state, params=None):
-    return jax.tree.map(lambda u: u.sum(), updates), state
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "says"),
-    [
-        (with_update(update_of()), r"factor.* is given value, .*functools\.partial\(update, NAME"),
-        (optax.contrib.sophia(0.1), r"obj_fn must be provided.*is given value, grad"),
-        (with_update(first_row), r"update of slope is \[\], and its gradient is \[3\]"),
-    ],
-)
-def test_an_optimizer_that_needs_more_is_refused(optimizer, says: str):
-    with pytest.raises(ConfigError, match=says):
-        jax.eval_shape(make_step(squared, optimizer), start(optimizer), points(8, hidden=3))
-
-
-def test_an_argument_that_is_bound_is_no_longer_missing():
-    bound = with_update(update_of(factor=0.1))
-    states = [jax.jit(make_step(squared, o))(start(o), points(8))[0] for o in (bound, SGD)]
-    assert distance(states[0].params, states[1].params) < 1e-6
 
 
 @pytest.mark.parametrize(("microbatches", "unroll"), [(1, False), (4, False), (2, True)])

@@ -9,7 +9,6 @@ import pytest
 
 from jtrain.core import pytree
 from jtrain.core.mean import Mean, Terms
-from jtrain.core.model import Model
 from jtrain.core.rows import row_keys, with_rows
 from jtrain.errors import LossError
 
@@ -73,12 +72,6 @@ def test_terms_keep_each_mean_and_its_coefficient():
     assert isinstance(got, Terms)
     assert got.means == (one, two, two)
     assert got.coefficients == (2.0, 1.0, 1.0)
-
-
-def test_a_program_can_be_compiled_for_a_model_that_names_its_dims():
-    model = Model(lambda key: ({}, ()), lambda *_: (0, ()), {"weight": ("width",)})
-    assert hash(model) == hash(Model(*model))
-    assert jax.jit(lambda model: len(model.dims), static_argnums=0)(model) == 1
 
 
 TREE = {

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from experiments.mnist1d import FullBatches
 from jtrain.core.batches import Batches
 from jtrain.data import Arrays, GrainRows, InOrder, LoaderBatches, MixedBatches, Shuffled
 from jtrain.data.batches.mixed import Proportions
@@ -122,18 +121,6 @@ def test_in_order_covers_every_row_once_in_order(rows: int, count: int):
     shares = [part[k] for k in range(len(whole)) for part in parts]
     joined = [int(x) for part in shares for x in part["x"][part["mask"]]]
     assert joined == list(range(rows))
-
-
-def test_each_batch_is_every_row_and_the_same_arrays():
-    batches = FullBatches(Arrays(x=np.arange(6.0), label=np.arange(6)))
-    first, later = batches[0], batches[700]
-    assert first["x"].tolist() == [0, 1, 2, 3, 4, 5]
-    assert first["row"].tolist() == [0, 1, 2, 3, 4, 5]
-    assert first["mask"].all()
-    assert sorted(first) == ["label", "mask", "row", "x"]
-    for name, array in first.items():
-        assert later[name] is array
-        assert not array.flags.writeable, "or a device could not keep it"
 
 
 IMAGE = np.random.default_rng(0).random((12, 3, 3), np.float32)
@@ -294,17 +281,3 @@ def test_each_batch_has_the_configured_shares():
     assert sum(verse) == 7
     halves = [batches.shard(index, 2)[step]["tokens"] for index in range(2)]
     np.testing.assert_array_equal(np.concatenate(halves), batches[step]["tokens"])
-
-
-def test_a_read_that_fails_once_is_the_error_that_it_is():
-    class Flaky(Arrays):
-        failed = False
-
-        def __getitem__(self, indices):
-            if not self.failed:
-                self.failed = True
-                raise OSError(5, "Input/output error")
-            return super().__getitem__(indices)
-
-    with pytest.raises(OSError, match="Input/output error"):
-        InOrder(Flaky(x=np.arange(4)), size=2)[0]

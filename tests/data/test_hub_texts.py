@@ -1,7 +1,6 @@
 """Texts of data sets of the Hub: rows by index, and what a set may have wrong."""
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -46,12 +45,6 @@ def test_rows_are_the_texts_in_one_order_under_every_split():
     np.testing.assert_array_equal(np.concatenate(halves), texts[5]["tokens"])
 
 
-def test_without_the_package_the_command_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match=r"needs datasets.*pip install 'jtrain\[hf\]'"):
-        HubTexts(name="org/set").build()
-
-
 @pytest.mark.slow
 def test_a_data_set_is_read_by_its_name(tmp_path, monkeypatch):
     """A folder stands for a name: `datasets` reads both alike."""
@@ -70,10 +63,3 @@ def test_a_data_set_is_read_by_its_name(tmp_path, monkeypatch):
     assert corpus.vocabulary.decode(row["tokens"][0, : row["length"][0]]) == "test 2"
     numbers = HuggingFace(load_hub_set("org/set"), columns=["number"])
     assert numbers[np.array([5, 1])]["number"].tolist() == [5, 1]
-    for values, says in (
-        ({"split": "dev"}, r"'dev' of the data set org/set cannot be read.*Correct name"),
-        ({"column": "texts"}, r"'texts' was requested, and org/set \(train\) has"),
-        ({"name": "org/other"}, r"org/other cannot be read .*HF_TOKEN"),
-    ):
-        with pytest.raises(DataError, match=says):
-            HubTexts(**{"name": "org/set", **values}).build()

@@ -2,7 +2,6 @@
 
 import gzip
 import logging
-import re
 import struct
 import zlib
 from pathlib import Path
@@ -45,16 +44,6 @@ def test_fashion_mnist_is_bytes_with_a_channel_and_whole_numbers(data: Path):
     assert built.classes == 10
     assert built.validation is built.test
     assert len(built.test) == 20
-
-
-def test_a_share_of_fashion_mnist_is_held_out_and_the_test_is_unchanged(data: Path):
-    write_fashion_mnist(data / "fashion-mnist")
-    whole = all_rows(FashionMnist().build().train)["image"]
-    built = FashionMnist(validation=0.25).build()
-    assert (len(built.train), len(built.validation), len(built.test)) == (30, 10, 20)
-    parts = [all_rows(part)["image"] for part in (built.train, built.validation)]
-    as_set = lambda images: sorted(image.tobytes() for image in images)
-    assert as_set(np.concatenate(parts)) == as_set(whole), "every row in one of the two"
 
 
 def test_digits_are_the_numbers_of_their_lines(data: Path):
@@ -156,23 +145,6 @@ def test_files_are_never_taken_from_two_places(home, tmp_path):
     with pytest.raises(DataError, match=r"data/shirts, which lacks labels\n") as caught:
         find_set("shirts", NAMES, package(tmp_path))
     assert f"{tmp_path}/usr/share/datasets/shirts, which lacks images\n" in str(caught.value)
-
-
-def test_a_missing_set_is_reported_with_every_folder_and_working_commands(home, tmp_path):
-    with pytest.raises(DataError) as caught:
-        find_set("shirts", NAMES, package(tmp_path))
-    message = str(caught.value)
-    assert "$JTRAIN_DATA, which is not set" in message
-    for place in (cache_dir() / "shirts", tmp_path / "usr/share/datasets/shirts"):
-        assert f"\n  {place}\n" in message
-    assert "\n  apt-get install dataset-shirts\n" in message
-    unpacked = re.search(r"mkdir -p (\S+) && dpkg-deb -x dataset-shirts_\*\.deb (\S+)\n", message)
-    assert unpacked
-    assert unpacked[1] == unpacked[2]
-    write_files(
-        Path(unpacked[2]) / "usr/share/datasets/shirts", *NAMES
-    )  # the result of dpkg-deb -x
-    assert find_set("shirts", NAMES, package(tmp_path))
 
 
 @pytest.mark.thorough
@@ -333,9 +305,6 @@ def test_damaged_files_can_be_skipped(tmp_path: Path, caplog: pytest.LogCaptureF
         files[np.arange(2)]
 
 
-# Incomplete folders
-
-
 def test_an_image_that_is_skipped_is_replaced_by_one_on_its_own_side(tmp_path: Path):
     for i in range(40):
         saved(tmp_path / "cat" / f"{i:02}.png", Image.fromarray(np.full((8, 8, 3), i, np.uint8)))
@@ -345,13 +314,6 @@ def test_an_image_that_is_skipped_is_replaced_by_one_on_its_own_side(tmp_path: P
     text(tmp_path / "cat" / f"{broken:02}.png")
     image = own[np.arange(len(own))]["image"]
     assert set(image[:, 0, 0, 0].tolist()) == {*own.indices.tolist()} - {broken}
-
-
-def test_no_validation_images_are_reported_with_working_advice(tmp_path: Path):
-    write_image_folder(tmp_path / "train", classes=2, each=4)
-    with pytest.raises(DataError, match=r"none to validate on.*data.folder=.*train"):
-        folder(tmp_path).build()
-    assert len(folder(tmp_path / "train", validation=0.25).build().validation) == 2
 
 
 def test_the_fingerprint_depends_on_images_sizes_and_classes(tmp_path: Path):

@@ -3,8 +3,6 @@
 import gzip
 import json
 import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -167,10 +165,7 @@ def test_a_split_has_every_token_once_and_falls_between_documents(files: list[Pa
 
 ROWS = [{"id": str(i), "text": f'He said "{word}", é ਅ Ċ'} for i, word in enumerate(WORDS[:6])]
 LINES = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in ROWS)
-CELLS = "".join(
-    '{id}{{0}}"{text}"\n'.format(**{**r, "text": r["text"].replace('"', '""')}) for r in ROWS
-)
-TABLE = lambda mark: f"id{mark}text\n{CELLS.format(mark)}"
+TABLE = "id\ttext\n" + "".join(f'{row["id"]}\t"a"\n' for row in ROWS)
 
 
 def read_all(path: Path | str, **options) -> list[str]:
@@ -191,24 +186,14 @@ def test_json_lines_are_known_by_their_content(tmp_path: Path, name: str, encodi
 @pytest.mark.parametrize(
     ("name", "data", "says"),
     [
-        ("a.txt", TABLE("\t").encode("utf-16"), "is CSV"),
+        ("a.txt", TABLE.encode("utf-16"), "is CSV"),
         ("a.json", json.dumps(ROWS, indent=1).encode(), "is a JSON array"),
         ("a.jsonl", gzip.compress(LINES.encode()), "is gzip"),
         ("a.json", LINES.encode("utf-16-le"), "byte 0x00 at 1"),
     ],
 )
-def test_a_conversion_that_is_named_gives_the_rows(tmp_path, monkeypatch, name, data, says):
-    monkeypatch.chdir(tmp_path)
-    Path(name).write_bytes(data)
+def test_what_is_no_plain_text_is_refused_by_its_content(tmp_path, name, data, says):
+    (tmp_path / name).write_bytes(data)
     for options in ({}, {"by": "line"}):
-        with pytest.raises(DataError, match=says) as caught:
-            read_all(name, **options)
-    typed = re.search(
-        r"((?:python3 -c|g?b?zip2? -dc|iconv -f) .*) > (\S+?)(?:;|$)", str(caught.value)
-    )
-    assert typed is not None
-    command, new = typed[1].replace("python3", sys.executable), typed[2]
-    if shutil.which(command.split()[0]) is None:
-        pytest.skip(f"no {command.split()[0]}")
-    subprocess.run(f"{command} > {new}", shell=True, check=True)
-    assert read_all(new) == [row["text"] for row in ROWS]
+        with pytest.raises(DataError, match=says):
+            read_all(tmp_path / name, **options)

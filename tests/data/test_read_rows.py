@@ -1,7 +1,6 @@
 """Rows in files of five kinds, and of Hugging Face: read, written, and their errors."""
 
 import re
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -113,15 +112,6 @@ COLUMNS = {
     "holed": [None if row == 9 else 1.5 for row in range(ROWS)],
 }
 NUMBERS = ["image", "label", "flag"]
-
-
-def test_a_missing_package_is_reported_with_its_pip_command(tmp_path, monkeypatch):
-    for name in [name for name in sys.modules if name.partition(".")[0] == "pyarrow"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "pyarrow", None)  # simulate a missing package
-    (tmp_path / "a.parquet").touch()
-    with pytest.raises(DataError, match=r"needs pyarrow, .*pip install 'jtrain\[parquet\]'"):
-        ParquetRows(str(tmp_path / "a.parquet"))
 
 
 def write_parquet(path: Path, columns: dict, *, group: int = 8) -> Path:

@@ -1,7 +1,6 @@
 """Records in TFRecord and ArrayRecord files, the Examples in them, and damage."""
 
 import logging
-import sys
 from pathlib import Path
 
 import grain
@@ -15,7 +14,6 @@ from jtrain.data.sources.records import (
     TAIL,
     ArrayRecords,
     TFRecords,
-    masked_checksum,
     read_example,
 )
 from jtrain.errors import DataError
@@ -71,14 +69,6 @@ def test_a_file_that_is_cut_off_anywhere_is_refused_and_the_advice_works(kept, t
 def test_a_record_that_is_no_example_is_refused(record: bytes):
     with pytest.raises(DataError, match=r"In place of read_example"):
         read_example(record)
-
-
-def test_tfrecord_files_without_their_package_say_what_to_type(tmp_path: Path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "google_crc32c", None)
-    masked_checksum.cache_clear()
-    path = write_records(tmp_path / "a.tfrecord", RECORDS)
-    with pytest.raises(DataError, match=r"pip install 'jtrain\[tfrecord\]'"):
-        TFRecords(path)
 
 
 NUMBERS = [np.full(3, row, np.int32).tobytes() for row in range(20)]

@@ -142,3 +142,16 @@ def test_what_a_reader_could_write_again_is_copied(read):
     assert not np.shares_memory(found, array)
     np.testing.assert_array_equal(found, array)
     assert (found.dtype, found.shape) == (array.dtype, array.shape)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_call_keeps_its_rows_where_the_reader_fills_one_buffer_again(steps):
+    class Refilled:
+        def __getitem__(self, step):
+            BUFFER[:] = step
+            return {"x": BUFFER}
+
+    calls = StackedBatches(Refilled(), steps)
+    first, second = calls[0]["x"], calls[1]["x"]
+    assert (first.min(), first.max()) == (0, steps - 1)
+    assert (second.min(), second.max()) == (steps, 2 * steps - 1)

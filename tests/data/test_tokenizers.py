@@ -91,9 +91,6 @@ def test_a_text_is_neither_cut_nor_padded_where_the_file_asks_for_a_length():
             )
 
 
-# Backtracks without end, so that the package's limit ends it.
-
-
 def test_files_are_read_in_the_order_they_are_named(tmp_path: Path):
     for name in ("b.txt", "a.txt", "c.md"):
         (tmp_path / name).write_text(name, encoding="utf-8")
