@@ -49,16 +49,3 @@ def test_a_fault_ends_with_70_and_a_sentence(tmp_path: Path, capfd):
     assert "mean of the halves' own means" in out
     assert "Steps were not compared" in out
     assert "comparisons FAIL." in out
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["CONFIG", "--rows", "1"], "--rows 1 is too few to split; write --rows 8"),
-        (["CONFIG", "batch=1"], "this batch has 1. Give at least 2"),
-    ],
-)
-def test_errors_are_reported_with_a_command(words, said, tmp_path: Path, capfd):
-    config = str(write_study(tmp_path))
-    assert main(["check", *[config if word == "CONFIG" else word for word in words]]) == 2
-    assert said in capfd.readouterr().err

@@ -159,13 +159,3 @@ def test_others_and_init_from_read_an_export(capfd):
     assert sorted(theirs) == ["opt_state.mu", "params.bias", "params.block.kernel", "rng"]
     assert theirs["rng"].dtype == np.uint32
     assert [path.name for path in Path("out").iterdir()] == ["all.safetensors"]
-
-
-def test_an_error_is_reported_with_a_command(capfd):
-    for words, advice in (
-        (("lss", "a"), "did you mean ls?; write jtrain ckpt ls RUN"),
-        (("ls", "aa"), "In runs/ there is a; did you mean a?"),
-        (("show", "a", "--step", "11"), "there are 10, 20, 30. Name one of these"),
-        (("rm", "a"), "Write --step N, or --damaged"),
-    ):
-        assert advice in output(capfd, *words, code=2)

@@ -76,10 +76,8 @@ def test_text_is_prepared_and_reported(folder: Path, capsys):
     ("words", "says"),
     [
         (["a.txt"], "write jtrain data prepare a.txt --out DIR"),
-        (["--out", "x"], "write jtrain data prepare FILES --out x"),
         (["a.txt", "--out", "x", "--tokenizer", "byte"], "did you mean bytes"),
         (["a.txt", "--out", "x", "--vocab", "300"], "--tokenizer bpe --vocab 300"),
-        (["b.txt", "--out", "x"], "a.txt"),
     ],
 )
 def test_invalid_arguments_of_prepare_are_refused(folder, capsys, words, says):
@@ -126,18 +124,3 @@ def test_pictures_are_shown_and_written(folder: Path, capsys, monkeypatch: pytes
     assert struct.unpack(">II", data[16:24]) == (9, 4)
     body = data[data.index(b"IDAT") + 4 : data.index(b"IEND") - 8]
     assert len(zlib.decompress(body)) == 4 * (1 + 9)
-
-
-def test_rows_that_cannot_be_shown_are_refused(folder: Path, capsys):
-    assert main(["data", "prepare", "a.txt", "--out", "out"]) == 0
-    text = ["data.kind=tokens", "data.path=out", "data.context=3"]
-    for words, says in [
-        (["show"], "the first word is a config file"),
-        (["show", "c.yaml", "--step", "last"], "write --step 8"),
-        (["show", "c.yaml", *text, "--out", "x.png"], "leave --out away"),
-        (["show", "c.yaml", *text, "data.tokenizer=abc"], "data.tokenizer=1b5ec18e7563"),
-        (["show", "c.yaml", *text, "data.context=9"], "Set context=4"),
-        (["show", "c.yaml", *text, "data.validation=0.01"], "hold out another share"),
-    ]:
-        assert main(["data", *words]) == 2
-        assert says in capsys.readouterr().err

@@ -76,11 +76,8 @@ def test_it_changes_nothing_in_the_run(outcome: RunResult, capfd):
     ("words", "says", "mend"),
     [
         (["quik"], "there is quick; did you mean quick?", ["quick"]),
-        (["quick", "--step", "5"], "there is no checkpoint of step 5 in", ["quick", "--step", "12"]),
         (["quick", "model.width=9"], "model.width: 8 there, 9 here\nLeave them as they are; parallel, ", ["quick"]),
         (["quick", "checkpoint.best=lowest accuracy", "--step", "best"], "has no best checkpoint; it has steps", ["quick", "--step", "best"]),
-        (["quick", "parallel={kind: mirrored, devices: 8}", "evaluate.batch=50"], "Nearest: 48 or 56 (evaluate.batch=48)",
-         ["quick", "parallel={kind: mirrored, devices: 8}", "evaluate.batch=48"]),
     ],
 )  # fmt: skip
 def test_an_error_is_reported_and_the_advice_works(words, says, mend, capfd):

@@ -67,8 +67,6 @@ def test_a_stopped_run_exits_with_75_and_prints_how_to_resume(capfd, monkeypatch
     ("place", "command"),
     [
         ("runs/my copy", "jtrain run 'runs/my copy/config.yaml' 'name=my copy'"),
-        ("runs/sweep/lr=1", "jtrain run runs/sweep/lr=1/config.yaml name=sweep/lr=1"),
-        ("runs/.old", "move it to runs/NAME, and type jtrain run runs/NAME/config.yaml name=NAME"),
         ("saved/old", "move it to runs/NAME, and type jtrain run runs/NAME/config.yaml name=NAME"),
         ("a b/runs/one", "cd '{home}/a b' && jtrain run runs/one/config.yaml name=one"),
     ],

@@ -123,12 +123,6 @@ def test_numbers_stay_numbers_and_nothing_else_changes():
     [
         ("steps=3 epocs", "must be 500 or 3 epochs .* found '3 epocs'; did you mean epochs"),
         ("steps=0 minutes", "found '0 minutes'; write more than 0"),
-        (
-            "evaluate.patience=2 moons",
-            "must be 5 or 500 steps or 3 epochs .* or 10%, found '2 moons",
-        ),
-        ("steps=3 moons", "must be 500 or 3 epochs or 500k rows or 2M tokens or 10 minutes, found"),
-        ("steps=soon", 'must be a whole number above 0, found the text "soon"'),
         ("optimizer.schedule.warmup=5 moons", "must be 500 or 3 epochs .* or 10%"),
     ],
 )

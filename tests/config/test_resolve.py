@@ -15,7 +15,6 @@ from jtrain.config.messages import explain, json_schema
 from jtrain.config.resolve import resolve
 from jtrain.config.schema import field_schemas
 from jtrain.config.top import BaseConfig
-from jtrain.errors import ConfigError
 
 
 @pytest.fixture
@@ -132,23 +131,6 @@ def test_differences_are_told_by_key(path: Path):
     ]
 
 
-@pytest.mark.parametrize(
-    ("setting", "meant"),
-    [
-        ("optimizer.lerning_rate=3", "did you mean optimizer.lr?"),
-        ("optimizer.learning_rate=3", "did you mean optimizer.lr?"),
-        ("batch_size=3", "did you mean batch?"), ("lr=3", "did you mean optimizer.lr?"),
-        ("learning_rate=3", "did you mean optimizer.lr?"), ("width=8", "did you mean model.width?"),
-        ("num_heads=8", "did you mean model.heads?"), ("epochs=5", "write steps='5 epochs'"),
-        ("save_every=5", "write checkpoint.every"),
-    ],
-)  # fmt: skip
-def test_the_words_of_other_libraries_are_known(path: Path, setting: str, meant: str):
-    with pytest.raises(ConfigError, match="is not a key") as caught:
-        resolve(path, [setting])
-    assert meant in str(caught.value)
-
-
 def imported(code: str, **environment: str) -> list:
     """Return what a fresh interpreter printed last, as JSON."""
     command = [sys.executable, "-c", code]
@@ -204,15 +186,6 @@ def test_a_key_of_several_kinds_is_explained_for_each(schema: type):
         "optimizer.lr (sgd): a number above 0; required\n  Learning rate.\n"
         "optimizer.lr (adamw): a number above 0; default 0.001\n  Learning rate."
     )
-
-
-def test_an_unknown_key_names_the_nearest(schema: type):
-    with pytest.raises(ConfigError, match=r"it has kind, lr, .* did you mean lr\?"):
-        explain(schema, "optimizer.lrr")
-    with pytest.raises(
-        ConfigError, match=r"steps\.x: x is not a key of steps; it is a whole number"
-    ):
-        explain(schema, "steps.x")
 
 
 def test_every_key_that_all_configs_have_has_a_docstring(schema: type):

@@ -1,28 +1,11 @@
 """Public names: experiments and pages import from `jtrain` and its packages, and from no deeper."""
 
-import importlib
 import re
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 USERS = ("experiments", "docs", "notebooks", "README.md", "jtrain/cli/project_template")
 DEEP = re.compile(r"\b(?:from|import) jtrain\.\w+\.\w.*")
-PACKAGES = [
-    "config",
-    "data",
-    "distributed",
-    "finetune",
-    "inspect",
-    "losses",
-    "models",
-    "optim",
-    "parallel",
-    "sweep",
-    "train",
-    "types",
-]
 
 
 def test_no_page_and_no_experiment_imports_an_inner_module():
@@ -31,12 +14,3 @@ def test_no_page_and_no_experiment_imports_an_inner_module():
     assert len(files) > 60
     found = {str(path.relative_to(ROOT)): DEEP.findall(path.read_text()) for path in files}
     assert {path: lines for path, lines in found.items() if lines} == {}
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-def test_tab_completion_shows_the_public_names_alone(package: str):
-    module = importlib.import_module(f"jtrain.{package}")
-    names = dir(module)
-    assert names
-    assert not {"Annotated", "Field", "TYPE_CHECKING", "importlib", "lazy_names", "os"} & set(names)
-    assert [name for name in names if getattr(module, name, None) is None] == []

@@ -104,16 +104,3 @@ def test_a_dry_run_prints_what_makes_uses_and_deletes_a_slice(kind):
     assert f"--runtime-version={TPUS[kind].runtime} --spot" in done.stderr
     assert "sudo mount -t nfs '10.0.0.2:/share' runs" in done.stderr
     assert "jtrain-env/bin/jtrain run configs/gpt2.yaml name=a\\ b" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ("run c.yaml", "the zone is missing: --zone europe-west4-b"),
-        ("--zone z --type v6e-16 run c.yaml", "share runs/: write --nfs HOST:/PATH"),
-        ("--zone z --type v6e-8 --spot run c.yaml", "add checkpoint.store=gs://BUCKET/runs"),
-    ],
-)
-def test_what_a_slice_lacks_is_said_before_it_is_asked_for(words, says):
-    done = tpu_vm("one", *words.split())
-    assert (done.returncode, says in done.stderr) == (2, True), done.stderr

@@ -157,11 +157,7 @@ REFUSED = [
     (["optimizer.lrr=1e-4,3e-4"], "optimizer.lrr=1e-4: is not a key of optimizer; it has"),
     (["seed=0,-1"], "seed=-1: must be a whole number"),
     (["batch=16,15", "microbatches=2"], "15 rows do not divide into 2 microbatches"),
-    (["seed=0..2", "seed=5"], "seed is given twice; write seed=FIRST,SECOND"),
-    (["seed=2..0"], "seed=2..0: 2..0 is empty; write 0..2"),
     (["optimizer.lr=1e-5..1e-2"], "or search the range by Optuna"),
-    (["seed=0,,1"], "a value is missing next to a comma"),
-    (["seed=0,1", "--jobs", "999"], f"--jobs {len(CORES)}"),
 ]  # fmt: skip
 
 
@@ -182,15 +178,8 @@ def test_one_name_is_swept_once_at_a_time(capfd):
 @pytest.mark.slow
 def test_real_runs_side_by_side_have_the_bits_of_single_runs(tmp_path):
     jobs = "2" if len(CORES) > 1 else "1"
-    command = [
-        sys.executable,
-        "-m",
-        "jtrain",
-        "sweep",
-        CONFIG,
-        "optimizer.lr=1e-2,3e-2",
-        "seed=0,1",
-    ]
+    command = [sys.executable, "-m", "jtrain", "sweep", CONFIG]
+    command += ["optimizer.lr=1e-2,3e-2", "seed=0,1"]
     env = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled")}
     done = subprocess.run([*command, "--jobs", jobs, "--json"], env=env, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
