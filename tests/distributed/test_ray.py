@@ -1,6 +1,5 @@
 """Ray: what becomes of addresses, resources and messages, and a run by Ray Train."""
 
-import importlib.util
 import os
 import re
 import sys
@@ -12,7 +11,6 @@ import pytest
 from chaos.launched import differences, home_of, start_run
 from jtrain.cli import launch, main
 from jtrain.distributed.ray_cluster import (
-    connection_error,
     forwarded,
     parse_address,
     parse_resources,
@@ -59,50 +57,17 @@ def test_variables_of_the_driver_are_forwarded_by_name():
         forwarded(environ, "TOKEN")
 
 
-VERSIONS = """Version mismatch: The cluster was started with:
-    Ray: 2.55.1
-    Python: 3.12.4
-This process on node 10.0.0.2 was started with:
-    Ray: 2.60.0
-    Python: 3.11.7
-"""
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        (VERSIONS, "Type: pip install 'ray==2.55.1', in an environment of Python 3.12.4"),
-        ("RPC error: InvalidAuthToken: missing", "Copy ~/.ray/auth_token of its head node"),
-        ("Could not find any running Ray instance. x", "Start one by ray start --head"),
-    ],
-)
-def test_what_ray_says_of_a_connection_becomes_what_to_type(text: str, says: str):
-    assert says in str(connection_error("10.0.0.1:6379", text))
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--engine", "rai", *RUN], "no engine rai; the engines are local, ray, .* mean ray?"),
         (["--address", "auto", *RUN], "local takes no --address; .* type --engine ray"),
-        (["--engine", "ray", "--patience", "9", *RUN], "ray takes no --patience"),
-        (["--processes", "0", *RUN], "--processes is at least 1; type --processes 2"),
         (["--engine", "ray", "check", "x.yaml"], "Type --engine ray run CONFIG KEY=VALUE"),
         (["--engine", "ray", *RUN, "--fast"], "found run --fast"),
-        (["--engine", "ray", "run", "steps=3"], "the first word is a config file"),
     ],
 )
 def test_an_engine_says_what_it_does_not_take(words: list[str], says: str, capsys):
     assert main(["launch", *words]) == 2
     assert re.search(says, capsys.readouterr().err)
-
-
-def test_ray_that_is_missing_is_named_with_the_command(capsys, monkeypatch: pytest.MonkeyPatch):
-    find = importlib.util.find_spec
-    absent = lambda name, *more: None if name == "ray" else find(name, *more)
-    monkeypatch.setattr(importlib.util, "find_spec", absent)
-    assert main(["launch", "--engine", "ray", *RUN]) == 2
-    assert "Type: pip install 'jtrain[ray]'" in capsys.readouterr().err
 
 
 class TrainingFailedError(Exception):

@@ -4,14 +4,12 @@ import dataclasses
 from pathlib import Path
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from quick_study import config_of
 
 import jtrain as jt
 from jtrain.data import ShardedStream
 from jtrain.errors import ConfigError, DataError, LossError, UserError
-from jtrain.parallel import Server
 from jtrain.server.plan import Plan
 from jtrain.server.plan_checks import check_plan
 from jtrain.train.program import Program, set_up
@@ -138,13 +136,3 @@ def test_rows_that_the_loss_couples(study):
         _ = _with(found, experiment=coupled).programs
     whole = plan(study, "{kind: async}")
     assert _with(whole, experiment=coupled).programs
-
-
-@pytest.mark.thorough
-def test_fit_has_no_servers():
-    loss = lambda params, batch, rng: jt.Mean.of((batch["x"] - params["w"]) ** 2, batch["mask"])
-    data = {"x": np.ones(8, np.float32)}
-    with pytest.raises(ConfigError, match=r"type jtrain run CONFIG"):
-        jt.fit(
-            loss, {"w": jnp.float32(0)}, data, "sgd", lr=0.1, steps=2, batch=4, parallel=Server()
-        )

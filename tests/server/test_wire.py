@@ -156,11 +156,6 @@ def test_a_reply_is_that_of_its_own_request_after_an_error_elsewhere(listener):
     one.close()
 
 
-def test_a_port_in_use_is_refused_with_what_to_type(listener):
-    with pytest.raises(ConfigError, match=r"parallel.port=\d+ is not available.*parallel.port=0"):
-        Listener(echo, token="", most=0, port=listener.port)
-
-
 STRANGERS = {
     "half a header": frame(b"")[:9], "half of its JSON": frame(b"[" * 100)[:-50],
     "more JSON than is allowed": frame(b"[" * (wire.MOST_JSON + 1)),

@@ -14,7 +14,6 @@ from plain_environ import until
 from jtrain.distributed.heartbeat import CHANNEL, Beat, Channel, Heartbeat, read_beat
 from jtrain.distributed.launcher import launch
 from jtrain.distributed.watchdog import Patience, Watchdog, WatchedProcess
-from jtrain.errors import UserError
 
 
 @pytest.fixture
@@ -113,12 +112,6 @@ def test_a_step_may_take_five_of_its_kind():
     assert watched.step_seconds == 4.0
     assert not watched.update(beat(19, "step", 19, 76.0), 19.0)
     assert watched.update(beat(19, "step", 19, 76.0), 2.0)
-
-
-@pytest.mark.parametrize("text", ["stp=30", "step=", "-3"])
-def test_an_invalid_patience_is_refused_with_advice(text: str):
-    with pytest.raises(UserError, match=r"the phases are start, compile.*Type --patience 60"):
-        Patience.parse(text)
 
 
 def test_a_stuck_run_leaves_the_stacks_of_all_threads_and_ends(tmp_path: Path, capfd):

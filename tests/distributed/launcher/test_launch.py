@@ -12,7 +12,6 @@ import pytest
 from cases import by_name
 from plain_environ import until
 
-from jtrain.cli import main
 from jtrain.distributed.launcher import launch, process_group
 from jtrain.distributed.port import free_port
 from jtrain.errors import ConfigError
@@ -40,19 +39,6 @@ def test_each_process_gets_its_index_and_the_same_coordinator(tmp_path: Path):
     assert len(token) == 32
     assert coordinator.startswith("127.0.0.1:")
     assert others == ["3", "4", "cpu"]
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["rum", "configs/x.yaml"], "rum is not a verb that launch can run; did you mean run?"),
-        (["configs/x.yaml"], "; did you mean run configs/x.yaml?"),
-        ([], "the verb to run in 3 processes is missing. Write a verb"),
-    ],
-)
-def test_an_unknown_verb_is_named(words: list[str], says: str, capsys):
-    assert main(["launch", "--processes", "3", *words]) == 2
-    assert says in capsys.readouterr().err
 
 
 def test_when_one_fails_all_end_and_its_output_comes_last(tmp_path: Path, capfd):
