@@ -17,7 +17,6 @@ from jtrain.config.resolve import resolve
 from jtrain.core.placement import Unplaced
 from jtrain.core.state import new_state
 from jtrain.core.step import make_step
-from jtrain.errors import ConfigError, LossError
 from jtrain.losses.contrastive import contrastive, info_nce
 from jtrain.models.embeddings import map_rows
 from jtrain.parallel import Mirrored
@@ -122,22 +121,6 @@ def test_map_rows_gives_the_rows_in_their_order():
     call = lambda some: some["x"] * some["y"][:, None]
     for chunks in (1, 3, 12):
         np.testing.assert_array_equal(map_rows(call, rows, chunks), call(rows))
-
-
-def test_map_rows_refuses_chunks_that_do_not_divide():
-    chunks = 5
-    with pytest.raises(LossError, match="12 rows do not divide into chunks=") as caught:
-        map_rows(lambda x: x, jnp.zeros((12, 2)), chunks)
-    advice = int(str(caught.value).split("Set chunks=")[1].split(",")[0])
-    assert 12 % advice == 0
-
-
-def test_the_config_refuses_chunks_that_do_not_divide(monkeypatch):
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    file = ROOT / "configs" / "embeddings.yaml"
-    with pytest.raises(ConfigError, match=r"chunks.*set chunks=1, or\s+evaluate.batch=66"):
-        resolve(file, ["chunks=3", "batch=66"])
-    assert resolve(file, ["chunks=3", "batch=66", "evaluate.batch=66"]).config
 
 
 LEFT, RIGHT = jnp.asarray(DRAW.standard_normal((2, 16, 6)), jnp.float32)

@@ -11,7 +11,6 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jtrain.core.placement import Unplaced
-from jtrain.errors import LossError
 from jtrain.losses.balance import z_loss
 from jtrain.losses.chunked_next_token import chunked_next_token
 from jtrain.losses.next_token import inputs_and_targets, next_token
@@ -29,11 +28,6 @@ def test_targets_are_the_inputs_one_later():
     assert real.all()
 
 
-def test_what_has_no_tokens_to_learn_is_refused():
-    with pytest.raises(LossError, match=r"Give tokens of shape \[rows, t \+ 1\] as np.int32"):
-        inputs_and_targets({"tokens": TOKENS[:, :1], "mask": jnp.ones(3, bool)})
-
-
 def test_lengths_and_the_mask_hide_targets():
     batch = {
         "tokens": TOKENS,
@@ -46,12 +40,6 @@ def test_lengths_and_the_mask_hide_targets():
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 B, T, D, V = 4, 10, 16, 37
-
-
-class InThree(Unplaced):
-    """A placement of rows in three parts."""
-
-    rows = 3
 
 
 def arrays(dtype=jnp.float32, rows=B, time=T, vocabulary=V):
@@ -213,8 +201,3 @@ def exchanges_in_loops(text: str) -> list[str]:
     parts = re.split(r"\n(?=%|ENTRY)", text)
     named = {re.match(r"%?([\w.-]+)", p).group(1): p for p in parts if p.startswith("%")}
     return [m for b in bodies for m in re.findall(r" all-reduce(?:-start)?\(", named[b])]
-
-
-def test_rows_that_do_not_divide_into_the_shards_are_refused():
-    with pytest.raises(ValueError, match=r"4 rows do not divide into the 3 shards.*Nearest: 6"):
-        chunked_next_token(*arrays(), placement=InThree())
