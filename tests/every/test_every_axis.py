@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 from comparison import distance
-from layouts import keep_gradient
+from layouts import Walk, keep_gradient
 from made_whole import made_whole
 
 from jtrain.core.rows import row_keys
@@ -122,14 +122,6 @@ def batch(step: int) -> dict[str, np.ndarray]:
         "row": np.arange(ROWS, dtype=np.int32),
         "mask": np.arange(ROWS) < ROWS - step % 3,
     }
-
-
-class Walk(NamedTuple):
-    """What some steps gave, on the host."""
-
-    losses: np.ndarray
-    gradient: Any  # of the first
-    params: Any  # after the last
 
 
 def walk(where: Strategy, model: str, microbatches: int, steps: int, optimizer: str) -> Walk:

@@ -116,24 +116,6 @@ def test_splash_interpreted_gives_what_xla_does(options):
         assert_close(ours, theirs, within)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "options", "said", "follow"),
-    [
-        ({"groups": 3}, {}, "4 heads cannot share 3 groups.*Nearest: 2 groups", {"groups": 2}),
-        ({}, {"implementation": "splash", "platform": "tpu"},
-            r"blocks of 128 positions, and there are 10.*Nearest: a context of 128",
-            {"implementation": "xla"}),
-    ],
-    ids=lambda x: x if isinstance(x, str) else "",
-)  # fmt: skip
-def test_what_cannot_be_is_refused_with_advice_that_works(sizes, options, said, follow):
-    with pytest.raises(ValueError, match=f"(?s){said}"):
-        jax.eval_shape(lambda *x: attention(*x, **options), *draw(**sizes))
-    sizes = {n: follow.get(n, size) for n, size in sizes.items()}
-    options = {n: follow.get(n, o) for n, o in options.items() if n != "platform"}
-    jax.eval_shape(lambda *x: attention(*x, **options), *draw(**sizes))
-
-
 CUT = 8  # the keys before it and those from it on are a part each
 IDS = jnp.asarray([[0] * 5 + [1] * 7, [3] * 9 + [4] * 3], jnp.int32)
 PART_OPTIONS = [{}, {"window": 5}, {"soft_cap": 2.0, "scale": 0.5}, {"window": 9, "segments": IDS}]

@@ -261,10 +261,3 @@ def test_a_kernel_is_called_for_the_rows_and_heads_of_a_device():
     wanted = (*jax.vjp(plain, *qkv)[1](qkv[0]), plain(*qkv))
     for ours, theirs in zip(got, wanted, strict=True):
         assert_close(ours, theirs, 2e-6)
-
-
-def test_heads_that_do_not_divide_are_refused():
-    place = Axes(fsdp=2, tensor=4).build().placement
-    with pytest.raises(ShardingError, match=r"2 kv_heads do not divide into parallel\.tensor=4.*"):
-        jax.eval_shape(lambda *x: place.attend(Kernel(), *x), *draw())
-    jax.eval_shape(lambda *x: place.attend(Kernel(), *x), *draw(g=4))

@@ -21,7 +21,6 @@ from pydantic import ValidationError
 from two_processes import in_two_processes
 
 import jtrain as jt
-from jtrain.errors import ConfigError
 from jtrain.inspect.plan.topology import AbsentDevice
 from jtrain.parallel import FSDP, Auto, Axes, Mirrored, Single
 from jtrain.parallel.chips import CHIPS, find_chip, peak_flops
@@ -86,19 +85,6 @@ def test_what_is_no_device_is_told_before_a_device_is_touched(written, why):
     assert re.search(advice, str(caught.value))
     with pytest.raises(ValidationError, match=why):
         Mirrored(devices=written)
-
-
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        (9, r"parallel.devices=9, and each process has 8 \(cpu\)\. Take parallel.devices=8, or 0"),
-        ((0, 8), r"=\[0,8\], and each process has 8 \(cpu\)\. Take .*=0, or indices up to 7"),
-        ("gpu:1", r"gpu:1, and JAX reaches no gpu here: it has 8 x cpu \(cpu\)\. Take .*=cpu, or"),
-    ],
-)
-def test_devices_that_are_not_there_say_what_to_take(asked, said):
-    with pytest.raises(ConfigError, match=said):
-        devices(asked)
 
 
 def test_one_device_is_the_first_or_the_one_that_is_named():

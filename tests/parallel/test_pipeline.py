@@ -13,7 +13,7 @@ from comparison import assert_close, distance
 
 from jtrain.core.placement import Unplaced
 from jtrain.core.rows import row_keys
-from jtrain.errors import ConfigError, ShardingError
+from jtrain.errors import ShardingError
 from jtrain.models.adapters.nnx import from_nnx
 from jtrain.models.experts import Capacity, Dropless
 from jtrain.models.layers.dropout import KeySequence
@@ -166,22 +166,6 @@ def test_dropout_and_segments_go_with_their_rows():
     (wanted, terms), slopes = jax.jit(plain)(alone)
     assert_close(got, wanted, 3e-7, terms=terms)
     assert distance(grads, slopes) < 1e-6
-
-
-@pytest.mark.parametrize(
-    ("asked", "error"),
-    [
-        ({"stage_batches": 4}, r"stage_batches=4 needs a pipeline, and .*stage=1.*stage_batches=0"),
-        (
-            {"stage": 4, "stage_batches": 6},
-            r"stage_batches=6 .*stage=4.*Nearest: .*stage_batches=8",
-        ),
-    ],
-)
-def test_values_that_do_not_fit_the_stages_are_refused(asked, error):
-    asked = {"data": 8 // asked.get("stage", 1), **asked}
-    with pytest.raises(ConfigError, match=error):
-        axes(**asked).build()
 
 
 @pytest.mark.parametrize(

@@ -34,13 +34,6 @@ def message(folder) -> str:
     return str(found.value)
 
 
-def test_an_unknown_family_names_the_near_ones(golden, tmp_path):
-    golden = {**golden, "config": {**golden["config"], "model_type": "lama"}}
-    text = message(published.write_model(tmp_path, golden))
-    assert "model_type='lama'" in text
-    assert "did you mean llama?" in text
-
-
 def test_all_tensors_that_do_not_fit_are_in_one_table(golden, tmp_path):
     layer = "model.layers.1"
     changes = {
