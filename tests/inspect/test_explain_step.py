@@ -14,7 +14,7 @@ from jtrain.cli import main
 from jtrain.errors import ConfigError
 from jtrain.inspect.explain.explain import Explanation, explain
 from jtrain.inspect.explain.modules import select_modules
-from jtrain.inspect.explain.operations import list_operations, parse_scope
+from jtrain.inspect.explain.operations import list_operations
 from jtrain.inspect.explain.residuals import list_residuals
 from jtrain.inspect.plan.collectives import collectives_of
 from jtrain.inspect.plan.hlo import HloProgram
@@ -91,15 +91,6 @@ def test_residuals_are_those_that_jax_prints(capsys):
     lines = {each.source.line for each in found if each.source}
     assert len(lines) > 1
     assert all(each.source.file == __file__ for each in found if each.source)
-
-
-def test_name_stacks_are_read():
-    for stack, path, phase in [
-        ("jvp(blocks/0)/qkv", ("blocks", "0", "qkv"), "forward"),
-        ("transpose(jvp(blocks/0))/qkv", ("blocks", "0", "qkv"), "backward"),
-        ("transpose(jvp())/rematted_computation/blk", ("blk",), "recomputed"),
-    ]:
-        assert parse_scope(stack) == (path, phase)
 
 
 def test_a_loop_that_depends_on_the_data_is_named():

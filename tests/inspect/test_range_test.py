@@ -10,12 +10,9 @@ import pytest
 
 from jtrain.cli import main
 from jtrain.config.resolve import resolve
-from jtrain.errors import ConfigError
 from jtrain.inspect.range_test import (
-    LEAST,
     analyze,
     format_result,
-    parse_rates,
     run_range_test,
 )
 from jtrain.io.jsonl import read_rows
@@ -115,22 +112,6 @@ def test_the_verb_prints_plot_and_suggestion_and_its_advice_trains(bowl, capsys)
     found = json.loads(capsys.readouterr().out)
     assert found["diverged"]
     assert found["steepest"] == pytest.approx(float(advised[1].partition("lr=")[2]), rel=0.05)
-
-
-def test_ranges_that_do_not_grow_say_what_to_write():
-    for text, advice in [("1:1e-3", "0.001:1"), ("big", "1e-06:1")]:
-        with pytest.raises(ConfigError, match=rf"--rates {advice}"):
-            parse_rates(text)
-        low, high = parse_rates(advice)
-        assert low < high
-
-
-def test_too_few_steps_and_a_line_search_are_refused(bowl):
-    config = resolve(bowl).config
-    with pytest.raises(ConfigError, match=f"--steps {LEAST} or more"):
-        run_range_test(config, steps=5)
-    with pytest.raises(ConfigError, match=r"optimizer\.kind=adamw"):
-        run_range_test(resolve(bowl, ["optimizer={kind: lbfgs}"]).config)
 
 
 def test_a_loss_that_never_falls_or_only_grows_says_so():

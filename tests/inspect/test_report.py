@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from jtrain.cli import main
-from jtrain.cli.report import find_runs
 from jtrain.inspect.report import read_run, render_page
 from jtrain.inspect.report.series import metric_charts, summarize_run, thin
 from jtrain.io.png import encode_png
@@ -213,17 +212,6 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     point = lambda label: dict(pair.split("=") for pair in label.split(","))
     members = [{"name": f"sw/{x}", "point": point(x), "settings": []} for x, _ in POINTS]
     Path("runs/sw/sweep.json").write_text(json.dumps({"members": members}))
-
-
-def named(found) -> list[str]:
-    return [run.name for run in found.runs]
-
-
-@pytest.mark.usefixtures("sweep")
-def test_a_sweep_gives_its_runs_in_order():
-    found = find_runs(["sw"])
-    assert named(found) == [label for label, _ in POINTS]
-    assert (found.folder, found.skipped) == (Path("runs/sw"), [])
 
 
 @pytest.mark.usefixtures("sweep")

@@ -13,7 +13,7 @@ from planted import dropout
 import jtrain as jt
 import jtrain.parallel
 from jtrain.core.mean import Mean
-from jtrain.errors import ConfigError, LossError
+from jtrain.errors import LossError
 from jtrain.parallel import Mirrored
 from jtrain.testing.case import build_case
 from jtrain.testing.compare import distance
@@ -70,15 +70,6 @@ def test_parameters_without_a_gradient_raise():
         jt.testing.build_case(squared, {**line(), "count": jnp.int32(3)}, points(4), **SGD)
     with pytest.raises(LossError, match="there are no parameters"):
         jt.testing.build_case(lambda p, b, rng: jt.Mean.of(b["y"], b["mask"]), {}, points(4), **SGD)
-
-
-@pytest.mark.thorough
-def test_too_many_devices_raise_with_a_way_to_simulate_them():
-    with pytest.raises(ConfigError, match=r"--xla_force_host_platform_device_count=16") as error:
-        jt.testing.assert_invariant(
-            squared, line(), points(16), strategies={"many": Mirrored(devices=16)}
-        )
-    assert "jtrain check CONFIG --devices" in str(error.value)
 
 
 def test_an_odd_row_is_dropped_and_row_and_mask_are_added():

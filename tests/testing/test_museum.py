@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from jtrain.cli import main
-from jtrain.cli.museum import format_table
 from jtrain.testing import museum
 from jtrain.testing.exhibit import right_rule
 from jtrain.testing.museum import EXHIBITS, find_exhibit
@@ -76,25 +75,6 @@ def test_torchtitans_own_example_gives_its_numbers():
     assert right_rule(batches, lambda tree: tree)[0] == 9.2
 
 
-@pytest.mark.parametrize("exhibit", EXHIBITS, ids=NAMES)
-def test_a_formula_fits_on_a_slide(exhibit):
-    wrong, right = exhibit.sources()
-    assert exhibit.name.replace("-", "_") in wrong
-    assert "def right_" in right
-    assert len(wrong.splitlines()) <= 20
-    assert exhibit.thread.startswith("https://github.com/")
-
-
-@pytest.mark.thorough
-def test_the_table_is_sorted_and_has_the_threads(records):
-    lines = format_table(list(records.values())).splitlines()
-    assert lines[1].split()[:3] == ["nanochat-590", "NaN", "gradient"]
-    assert lines[2].split()[:3] == ["torchtitan-2972", "13", "gradient"]
-    (soup,) = [line for line in lines if line.startswith("soup-932 ")]
-    assert " 2 microbatches: mean of means " in soup
-    assert soup.endswith("https://github.com/MakazhanAlpamys/Soup/issues/932")
-
-
 @pytest.mark.thorough
 def test_an_exhibit_prints_its_formula_the_right_one_and_the_report():
     text = printed("torchtitan-4174")
@@ -106,10 +86,3 @@ def test_an_exhibit_prints_its_formula_the_right_one_and_the_report():
     found = json.loads(printed("torchtitan-4174", "--json"))
     assert found["cause"] == "hidden rows"
     assert found["report"]["ok"] is False
-
-
-def test_an_unknown_exhibit_is_answered_with_the_nearest(capfd):
-    assert main(["museum", "soup"]) == 2
-    said = capfd.readouterr().err
-    assert "soup is no exhibit; the exhibits are soup-932, nanochat-590" in said
-    assert "did you mean soup-932?" in said

@@ -120,11 +120,3 @@ def test_a_certificate_that_was_cut_or_signed_for_another_text_is_refused(run, c
     path.write_text(whole[:-4])
     assert main(["audit", "quick"]) == 2
     assert "not a whole certificate" in capsys.readouterr().err
-
-
-def test_a_run_without_recorded_steps_is_told_what_to_do(run, capsys):
-    assert main(["audit", "quick", "--steps", "0"]) == 2
-    (run.path / "certificate.txt").unlink()
-    run.steps.unlink()
-    assert main(["audit", "quick"]) == 2
-    assert "jtrain run runs/quick/config.yaml" in capsys.readouterr().err

@@ -4,7 +4,6 @@ import ctypes
 import os
 import platform
 import struct
-import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -67,21 +66,6 @@ def healthy(folder: Path, *without: str, **versions: str) -> Path:
     """Write the metadata of a healthy environment, some of it changed or left out."""
     usual = {k.replace("-", "__"): v for k, v in HEALTHY.items() if k not in without}
     return install(folder, **{**usual, **versions})
-
-
-def write_wheel(folder: Path, name: str, version: str) -> None:
-    """Write a package without code that pip can install."""
-    plain = name.replace("-", "_").replace(".", "_")
-    info = f"{plain}-{version}.dist-info"
-    files = {
-        f"{info}/METADATA": metadata_of(name, version),
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    folder.mkdir(exist_ok=True)
-    with zipfile.ZipFile(folder / f"{plain}-{version}-py3-none-any.whl", "w") as wheel:
-        for file, text in files.items():
-            wheel.writestr(file, text)
-        wheel.writestr(f"{info}/RECORD", "".join(f"{file},,\n" for file in [*files, f"{info}/R"]))
 
 
 def write_files(root: Path, files: dict[str, str]) -> Path:

@@ -39,19 +39,6 @@ def test_one_json_object_in_base_units(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--only", "disc"], "--only disc is not a check; the checks are packages, devices, disk"),
-        (["--only", "disc"], "did you mean disk?"),
-        (["--timeout", "0"], "write --timeout 60"),
-    ],
-)
-def test_bad_words(words, said, capsys):
-    assert main(["doctor", *words]) == 2
-    assert said in capsys.readouterr().err
-
-
 @pytest.mark.thorough
 def test_a_whole_examination(tmp_path):
     command = [sys.executable, "-m", "jtrain", "doctor", "--json", "--timeout", "250"]

@@ -6,18 +6,14 @@
 import errno
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import pip
 import pytest
-from fakes import healthy, install, names, refuse_call, the, write_files, write_wheel
-
-from jtrain.inspect.doctor import packages
+from fakes import install, refuse_call, write_files
 
 ROOT = Path(__file__).parents[3]
 DOCTOR = "python -m jtrain doctor --json --only"
@@ -60,28 +56,6 @@ def shell(
 def found(output: str) -> dict[str, dict[str, Any]]:
     """Return the findings of the last JSON line, by name."""
     return {each["name"]: each for each in json.loads(output.splitlines()[-1])["findings"]}
-
-
-def check_planted(
-    place: Path,
-    name: str,
-    only: str,
-    plant: str = "true",
-    *,
-    status: str = "error",
-    options: str = "",
-    preexec: Callable[[], None] | None = None,
-    **environ: str,
-) -> dict[str, Any]:
-    """Find the fault, type its line, and find it no more; return the finding."""
-    doctor = f"{DOCTOR} {only} {options}"
-    code = 2 if status == "error" else 0
-    before = found(shell(f"{plant}; {doctor}", place, environ, preexec, code))
-    assert name in before, before
-    assert before[name]["status"] == status
-    after = found(shell(f"{plant}; {before[name]['remedy']}; {doctor}", place, environ, preexec))
-    assert name not in after, (before[name], after)
-    return before[name]
 
 
 # Found from files and variables alone: a tenth of a second each.
@@ -133,8 +107,11 @@ def test_a_python_without_any_package(tmp_path):
 
 @pytest.mark.thorough
 def test_a_platform_without_its_package(tmp_path):
-    finding = check_planted(tmp_path, "platform-missing", "devices", JAX_PLATFORMS="cuda")
+    environ = {"JAX_PLATFORMS": "cuda"}
+    finding = found(shell(f"{DOCTOR} devices", tmp_path, environ, code=2))["platform-missing"]
     assert "no package for cuda is installed" in finding["found"]
+    after = shell(f"{finding['remedy']}; {DOCTOR} devices", tmp_path, environ)
+    assert "platform-missing" not in found(after)
 
 
 PLUGINS = {
@@ -162,60 +139,3 @@ def test_a_cuda_plugin_that_fails(tmp_path, name):
         assert "Unable to load CUDA" in report[name]["found"]
         remedy = report[name]["remedy"]
         assert name not in found(shell(f"{remedy} >&2; {DOCTOR} devices", tmp_path, environ))
-
-
-# Mended by pip, from wheels in a folder.
-
-
-@pytest.fixture(scope="module")
-def venv(tmp_path_factory) -> Path:
-    place = tmp_path_factory.mktemp("venv")
-    command = [sys.executable, "-m", "venv", "--without-pip", place / "venv"]
-    subprocess.run(command, check=True, timeout=300)
-    (site,) = (place / "venv/lib").glob("python*/site-packages")
-    (site / "pip").symlink_to(Path(pip.__file__).parent)  # a copy takes seconds
-    wheels = place / "wheels"
-    for name, version in {
-        "jax": "0.10.2",
-        "jaxlib": "0.10.2",
-        "flax": "0.12.8",
-        "xxhash": "3.8.0",
-        "libtpu": "0.0.42.1",
-        "jax-cuda12-plugin": "0.10.2",
-        "ml_dtypes": "0.6.0",
-        "numpy": "2.4.6",
-    }.items():
-        write_wheel(wheels, name, version)
-    return place
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("name", "without", "versions"),
-    [
-        ("jaxlib-version", (), {"jaxlib": "0.7.2"}),
-        ("plugin-version", (), {"jax__cuda12__plugin": "0.7.2"}),
-        ("libtpu-version", (), {"libtpu": "0.0.21.1"}),
-        ("package-version", (), {"flax": "0.11.2"}),
-        ("package-missing", ("xxhash",), {}),
-        ("package-twice", (), {}),
-    ],
-)
-def test_pip_mends_packages(venv, name, without, versions):
-    (site,) = (venv / "venv/lib").glob("python*/site-packages")
-    for old in site.glob("*.dist-info"):
-        if not old.name.startswith("pip"):
-            shutil.rmtree(old)
-    healthy(site, *without, **versions)
-    if name == "package-twice":
-        install(site, jax="0.7.2")
-    check = lambda: packages.check_packages(packages.gather_packages([str(site)]))
-    remedy = the(check(), name).remedy
-    environ = {
-        "PATH": f"{venv / 'venv/bin'}:{os.environ['PATH']}",
-        "PIP_NO_INDEX": "1",
-        "PIP_FIND_LINKS": str(venv / "wheels"),
-        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-    }
-    shell(remedy, venv, environ, code=0)
-    assert name not in names(check())

@@ -81,20 +81,6 @@ def test_the_largest_batch_divides_into_the_microbatches_of_a_pipeline(monkeypat
     assert (found.batch, found.step, found.proved) == (576, 8, True)
 
 
-def test_numbers_of_no_plan_are_refused(capsys):
-    for words, typed in [
-        (["--search", "--compiles", "0"], "--compiles 12"),
-        (["--memory", "-1"], "--memory 16"),
-    ]:
-        assert main([*CPU, *words]) == 2
-        assert typed in capsys.readouterr().err
-
-
-def test_without_a_memory_there_is_no_largest_batch(capsys):
-    assert main([*CPU, "--largest-batch"]) == 2
-    assert "write --memory GB" in capsys.readouterr().err
-
-
 LARGE = ("batch=128", "model.width=64")
 
 
