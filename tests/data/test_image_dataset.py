@@ -44,6 +44,8 @@ def test_fashion_mnist_is_bytes_with_a_channel_and_whole_numbers(data: Path):
     assert built.classes == 10
     assert built.validation is built.test
     assert len(built.test) == 20
+    held = FashionMnist(validation=0.25).build()  # of training: the test set is whole
+    assert (len(held.train), len(held.validation), len(held.test)) == (30, 10, 20)
 
 
 def test_digits_are_the_numbers_of_their_lines(data: Path):

@@ -13,7 +13,7 @@ from comparison import assert_close, distance
 
 from jtrain.core.placement import Unplaced
 from jtrain.core.rows import row_keys
-from jtrain.errors import ShardingError
+from jtrain.errors import ConfigError, ShardingError
 from jtrain.models.adapters.nnx import from_nnx
 from jtrain.models.experts import Capacity, Dropless
 from jtrain.models.layers.dropout import KeySequence
@@ -166,6 +166,11 @@ def test_dropout_and_segments_go_with_their_rows():
     (wanted, terms), slopes = jax.jit(plain)(alone)
     assert_close(got, wanted, 3e-7, terms=terms)
     assert distance(grads, slopes) < 1e-6
+
+
+def test_microbatches_that_do_not_fit_the_stages_are_refused():
+    with pytest.raises(ConfigError, match=r"stage_batches=6 .*stage=4.*Nearest: .*stage_batches=8"):
+        axes(stage=4, stage_batches=6, data=2).build()
 
 
 @pytest.mark.parametrize(
