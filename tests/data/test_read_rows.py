@@ -72,9 +72,10 @@ def test_errors_in_a_file_are_reported(file: str, content, wanted, words: str):
         (N + 0.5, ROW("int32"), r"as int32, and it is float64: give whole numbers"),
         (np.int64([2**40]), ROW("int32"), "give whole numbers that fit int32"),
         (np.int8([1]), ROW("float32"), "bytes: training scaled them"),
+        (X[:, :1], ROW("float32", 2), r"of shape \[n, 2\], and it is \[3, 1\]: give an array"),
     ],
 )
-def test_types_that_would_change_numbers_are_refused(array, row, words: str):
+def test_rows_of_another_type_or_shape_are_refused(array, row, words: str):
     with pytest.raises(DataError, match=words):
         check_rows({"n": array}, {"n": row}, "it")
 

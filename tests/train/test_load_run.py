@@ -18,6 +18,7 @@ from jtrain.checkpoint import CheckpointManager
 from jtrain.cli import main
 from jtrain.core.pytree import named_leaves
 from jtrain.data.sources.row_files import encode_rows
+from jtrain.errors import DataError
 from jtrain.train.fit_data import describe_tree
 from jtrain.train.program import set_up
 
@@ -89,6 +90,8 @@ def test_gives_parameters_model_and_predictions(params):
         found = run.predict(data)
         assert_close(found["logits"], logits, 1e-5)
         np.testing.assert_array_equal(found["label"], logits.argmax(1))
+    with pytest.raises(DataError, match=r"takes x of shape \[n, 2\], and it is \[50, 1\]"):
+        run.predict(ROWS[:, :1])  # it would be broadcast
     assert run.model is not None
     assert_close(run.model.apply(run.params, (), ROWS)[0], logits, 1e-5)
     own = run.predict(ROWS, lambda p, batch: batch["x"] @ p["up"])
