@@ -35,6 +35,7 @@ from jtrain.finetune.lora import (
     adapted_model,
     build_adapter,
 )
+from jtrain.losses.metrics import Metric
 from jtrain.models.model_loss import ModelLoss
 from jtrain.optim import Optimizer
 from jtrain.optim.recipe import OptimizerConfig
@@ -42,7 +43,7 @@ from jtrain.optim.transformations import differentiate_only
 from jtrain.parallel import Mirrored, Parallel
 from jtrain.train import fit_data
 from jtrain.train.eight_bits import quantize_experiment
-from jtrain.train.fit_arguments import build_start
+from jtrain.train.fit_arguments import build_loss, build_start
 from jtrain.train.fit_data import build_evaluation_sets, build_train_batches, split_validation
 from jtrain.train.trackers import Tracker
 
@@ -123,6 +124,10 @@ class Experiment:
     A loss that is made from a model, `jt.classifier(net)`, also gives `model`, `dims` and
     `predict`; with an nnx module a loss of your own takes `(module, batch, rng)`, and `predict`
     takes `(module, batch)`."""
+    metrics: Sequence[str | Metric] = ()
+    """Further metrics of a loss that is made from a model, as `jt.fit` takes them."""
+    class_weight: Mapping[int, float] | None = None
+    """How often a row of each label counts in training, as `jt.fit` takes it."""
     optimizer: OptimizerConfig | optax.GradientTransformation | BuildOptimizer | None = None
     """The config of an optimizer, an optax transformation, or a function that makes one of the
     number of steps of the run; None: the `optimizer` of the config."""
@@ -154,7 +159,6 @@ class Experiment:
     pictures: Callable[[Params, Extra, Key], Mapping[str, Pictures]] | None = None
     """Images that show what the model has learned, by name, b h w c: bytes 0 .. 255 of 1, 3 or 4
     channels. They are written to pictures/NAME-STEP.png of the run's directory."""
-
     generated: Mapping[str, GeneratedMetrics] = dataclasses.field(default_factory=dict)
     """Metrics of texts that the model generates, by the name of the set whose evaluation has them,
     `valid` where there is one: `jtrain.train.AnswerEvaluation`."""
@@ -305,6 +309,8 @@ def _parts_of_net(x: Experiment) -> dict[str, Any]:
 
 def _with_parts(x: Experiment, config: RunConfig) -> Experiment:
     """Return the experiment with `net` and rows of data, which `jt.fit` takes too, as its parts."""
+    loss = build_loss(x.loss, x.metrics, x.class_weight)
+    x = dataclasses.replace(x, loss=loss, metrics=(), class_weight=None)
     parts = {} if x.net is None else _parts_of_net(x)
     train, valid = split_validation(x.train, x.valid)
     return dataclasses.replace(

@@ -185,6 +185,7 @@ import jtrain as jt
 
 x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
 data = x, x[:, :3].argmax(1)
+more = {"metrics": ["f1_macro"], "class_weight": {0: 2.0}}
 
 
 def make_net():
@@ -200,7 +201,7 @@ class Config(jt.RunConfig):
 
     def build(self, place):
         net = make_net()
-        return jt.Experiment(net=net, loss=jt.classifier(net), train=data, valid=0.2)
+        return jt.Experiment(net=net, loss=jt.classifier(net), train=data, valid=0.2, **more)
 '''
 
 
@@ -216,7 +217,7 @@ def test_net_loss_and_rows_of_a_script_are_an_experiment_as_they_are():
     classifier = jt.classifier(net)
     result = jt.fit(
         *(classifier, net, script.data, "adam"), valid=0.2, lr=0.01, steps=12, batch=16, seed=3,
-        quiet=True,
+        quiet=True, **script.more,
     )  # fmt: skip
     last = outcome.results[12]
     assert last == {name: result.history[f"valid/{name}"][12] for name in last}
