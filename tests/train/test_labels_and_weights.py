@@ -301,6 +301,14 @@ def test_losses_that_hide_their_rows_are_let_through(loss):
         jt.evaluate(loss, params, DATA, batch=16, devices=2)
 
 
+def test_visible_weights_may_add_up_to_the_number_of_rows():
+    def weighted(params, batch, rng):
+        return jt.Mean.of(params["slope"] * batch["x"], batch["mask"], batch["weight"])
+
+    rows = {"x": np.ones(7, np.float32), "weight": np.float32([0, 4, 2, 2, 1, 1, 1])}
+    assert jt.evaluate(weighted, {"slope": np.ones(())}, rows, batch=8, devices=1)["loss"] == 1
+
+
 def test_a_copy_for_each_row_counts_no_padding():
     parallel = Mirrored(devices=8, impl="shard_map")
     found = jt.evaluate(its_line, SLOPE, DATA, batch=8, parallel=parallel)
