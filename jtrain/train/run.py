@@ -77,6 +77,11 @@ def run(
         UserError: for what is wrong with config, data or disk, before anything is trained.
         PeerError: if another process of the run does not come.
     """
+    if not isinstance(config, RunConfig):
+        raise ConfigError(
+            f"jt.run takes a config, and this is a {type(config).__name__}: write "
+            f'jt.run(jt.resolve("configs/mine.yaml").config).'
+        )
     config = config if config.name else dataclasses.replace(config, name=config.run_name)
     path = directory or RUNS / config.name
     if directory and not resume_command:

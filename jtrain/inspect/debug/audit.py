@@ -178,6 +178,8 @@ def check_certificate(run_dir: RunDir) -> tuple[str, list[str]]:
     faults = [
         f"{name}: not that of the certificate" for name in found if found[name] != said.get(name)
     ]
+    if faults == ["config: not that of the certificate"]:
+        faults[0] += f"; if you trained it longer, remove {path} and certify the run again"
     summary = f"steps 1 to {last}, {len(kept & set(states))} of {len(states)} states still there"
     if _signature(path).exists():
         told = _ssh_keygen("check-novalidate", "-s", str(_signature(path)), text=text)
