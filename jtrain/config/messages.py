@@ -164,7 +164,8 @@ def _describe_error(one: ErrorDetails, spot: _Spot, root: Node) -> tuple[Keys, s
             return keys, str(one.get("ctx", {}).get("error"))
         case "union_tag_not_found":
             kinds = list(want.kinds())
-            kind = next(iter(sorted(kinds, key=_preference(want))))
+            given = nearest_node(root, keys).value
+            kind = given if given in kinds else min(kinds, key=_preference(want))
             how = f"{dotted(keys)}.kind={kind}" if typed else f"`kind: {kind}` in it"
             return keys, f"has no kind, {format_kinds(want)}; write {how}"
         case "union_tag_invalid":

@@ -55,14 +55,14 @@ def missing_key(failure: UserCodeFailure) -> ErrorAdvice:
     if mapping is None or not mapping:
         return ErrorAdvice(f"{failure.what} asks for {key!r}, which does not exist", FULL_TRACEBACK)
     near = nearest_name(str(key), map(str, mapping))
-    happened = f"{failure.what} asks for {key!r}, and {name} has {_listed(mapping)}"
+    happened = f"{failure.what} asks for {key!r}, and {name} has {describe_arrays(mapping)}"
     if near:
         return ErrorAdvice(happened, f"Write {near!r}.")
     first = next((name for name in mapping if name not in ("row", "mask")), next(iter(mapping)))
     return ErrorAdvice(happened, f"Write {first!r}, or give the array that name: {{{key!r}: ...}}.")
 
 
-def _listed(mapping: Mapping[Any, Any]) -> str:
+def describe_arrays(mapping: Mapping[Any, Any]) -> str:
     """Return the keys and their contents; for a batch the keys of its data come first."""
     names = sorted(mapping, key=lambda name: name in ("row", "mask"))
     return ", ".join(_described(name, mapping[name]) for name in names)
@@ -107,7 +107,7 @@ def unfit_shapes(failure: UserCodeFailure) -> ErrorAdvice:
         return ErrorAdvice(happened, PRINT)
     led = [shape for shape in shapes if shape[0] == rows]
     turned = [shape for shape in shapes if shape[0] not in (rows, 1)]
-    happened = f"{happened} (the batch has {_listed(failure.batch)})"
+    happened = f"{happened} (the batch has {describe_arrays(failure.batch)})"
     if led and turned and "contracting" not in text:
         return ErrorAdvice(
             happened,

@@ -24,7 +24,7 @@ from jtrain.errors import (
     is_user_file,
     user_frames,
 )
-from jtrain.errors.advice import UserCodeFailure, advise
+from jtrain.errors.advice import UserCodeFailure, advise, describe_arrays
 from jtrain.errors.plain_numbers import plain_numbers
 from jtrain.errors.spelling import SYNONYMS, nearest_name
 
@@ -57,6 +57,8 @@ def user_code(what: str, batch: Mapping[str, Any] | None = None) -> Iterator[Non
     except Exception as error:
         message = describe_call(error, what, batch)
         if message is None:
+            if batch and isinstance(error, TypeError | ValueError):
+                error.add_note(f"{what} was called with a batch of {describe_arrays(batch)}")
             raise
         raise CodeError(message) from (error if full_tracebacks() else None)
 
@@ -100,7 +102,7 @@ def check_takes(function: Any, names: Sequence[str], what: str) -> None:
         LossError: with its place, what it takes, and the line to write.
     """
     if not callable(function):
-        made = " For a classifier: jt.classifier(model)." if what == "the loss" else ""
+        made = " For a classifier: jt.classifier(model)." if what.endswith("loss") else ""
         raise LossError(
             f"{what} is a function of ({', '.join(names)}), and this is a "
             f"{type(function).__name__}. Write: def {_name(what)}({', '.join(names)}): ...{made}"
@@ -198,7 +200,10 @@ def _wrong_arguments(
     wrong = [name for name in given if name not in names]
     near = [nearest_name(name, [*names, *others]) for name in wrong]
     meant = dict.fromkeys(others.get(name, name) for name in near if name)
-    advice = f"Did you mean {_assigned(meant)}?" if all(near) else f"It has {', '.join(names)}."
+    if {"sample_weight", "sample_weights"} & set(wrong):
+        advice = "Weights of rows are an array of the data: dict(x=..., y=..., weight=...)."
+    else:
+        advice = f"Did you mean {_assigned(meant)}?" if all(near) else f"It has {', '.join(names)}."
     many = "s" if len(wrong) > 1 else ""
     return ConfigError(f"{function.__name__} has no argument{many} {_assigned(wrong)}. {advice}")
 

@@ -18,6 +18,7 @@ from jtrain.core.mean import Statistic as Statistic
 from jtrain.core.pytree import at_least_f32
 from jtrain.errors import ConfigError, LossError
 from jtrain.errors.spelling import did_you_mean
+from jtrain.errors.user_code import check_takes
 from jtrain.losses.next_token import perplexity as perplexity
 from jtrain.losses.shapes import check_labels_shape, check_same_shape
 
@@ -60,6 +61,7 @@ def find_metrics(
         if isinstance(metric, str) or ready:
             found[name] = _ready_metric(name, kind)
         else:
+            check_takes(metric, ("outputs", "targets", "mask", "weights"), f"the metric {name}")
             found[name] = metric
     return found
 
@@ -101,7 +103,7 @@ def accuracy(
     if not 1 <= top <= classes:
         raise LossError(
             f"accuracy among the first {top} of {classes} classes: give top in 1 .. {classes} "
-            f"(top={min(max(top, 1), classes)})."
+            f"(top={min(max(top, 1), classes)}), as a metric 'top_{min(max(top, 1), classes)}'."
         )
     if top == 1:
         return Mean.of((logits.argmax(-1) == labels).astype(jnp.float32), mask, weights)

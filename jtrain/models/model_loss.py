@@ -111,6 +111,7 @@ class ModelLoss(Stateful):
                 return self.forward(params, extra, batch, rng)
             y = jnp.asarray(named_array(batch, self.labels, "labels", "jt.classifier(model"))
             y = y[..., 0] if y.ndim > 1 and y.shape[-1] == 1 else y
+            y = jnp.round(y) if jnp.issubdtype(y.dtype, jnp.floating) else y  # smoothed: 0.9 is 1
             is_label = y.astype(jnp.int32)[..., None] == jnp.expand_dims(labels, range(y.ndim))
             each = jnp.where(is_label, jnp.expand_dims(values, range(y.ndim)), 0).sum(-1)
             each = jnp.where(is_label.any(-1), each, 1)

@@ -60,6 +60,12 @@ def classifier(
         wanted = named_array(batch, labels, "labels", "jt.classifier(model")
         if wanted.shape == logits.shape and jnp.issubdtype(wanted.dtype, jnp.floating):
             mask, weights = _counted(batch, inputs, labels)
+            if weights is not None and weights.ndim > 1:
+                raise LossError(
+                    f"{labels!r} holds a probability for each class, and weights are of a row: "
+                    f"`weight` has one number a row; for class_weight= give labels, "
+                    f"{labels}.argmax(-1)."
+                )
             if weights is not None:  # what counts for nothing need not be a distribution
                 wanted = jnp.where(mask[:, None], wanted, 1 / wanted.shape[-1])
             wanted = in_domain(wanted, "distributions")
@@ -216,6 +222,12 @@ def _counted(batch: Batch, inputs: str | Sequence[str], targets: str) -> tuple[A
 
 def _check_labels(logits: Any, labels: Any, name: str) -> None:
     """Raise unless labels are whole numbers with one for each vector of logits."""
+    if labels.shape == logits.shape and labels.ndim > 1 and labels.shape[-1] > 1:
+        raise LossError(
+            f"{name!r} has the shape {list(labels.shape)} of the logits and holds {labels.dtype}: "
+            f"one-hot rows are probabilities, {name}.astype(np.float32), or give labels, "
+            f"{name}.argmax(-1). For several answers of yes or no a row take jt.binary_classifier."
+        )
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise LossError(
             f"labels are whole numbers that count classes from 0, and {name!r} holds "

@@ -73,8 +73,15 @@ def split_validation(data: Data, valid: Data) -> tuple[Data, Data]:
         DataError: if the data has no rows by index.
     """
     valid = to_number(valid)
+    if isinstance(valid, int):
+        raise ConfigError(f"valid={valid}: write a share, valid=0.2, or rows, valid=(x, y).")
     if not isinstance(valid, float):
         return data, valid
+    if inspect.isroutine(data) or isinstance(data, Batches):
+        raise ConfigError(
+            f"valid={valid:g} is a share of the data's rows, and batches have no rows by index: "
+            f"give the rows to evaluate on, valid=(x, y)."
+        )
     source = _source(_of_torch(data))
     validation_rows = round(len(source) * valid)
     if not 0 < validation_rows < len(source):
@@ -171,7 +178,12 @@ def _of_generator(data: Data) -> Any:
     named = lambda batch: dict(zip(("x", "y", "weight"), batch, strict=False))
 
     def batches() -> Iterator[Mapping[str, Any]]:
-        for batch in data():
+        found = data()
+        if isinstance(found, Mapping | tuple):
+            raise DataError(f"{data.__name__}() returns one batch. Let it yield batches instead.")
+        for batch in found:
+            if isinstance(batch, list) and all(map(is_array, batch)):  # as torch collates a pair
+                batch = tuple(batch)
             batch = batch if isinstance(batch, Mapping | tuple) else (batch,)
             found = batch if isinstance(batch, Mapping) else named(batch)
             yield {name: to_array(array) for name, array in found.items()}
@@ -283,6 +295,11 @@ def read_weights_file(path: Path) -> tuple[int, Params, Extra]:
         CheckpointError: if it is no such file.
     """
     about, arrays = read_metadata(path), read_tensors(path)
+    if TREE not in about:
+        raise CheckpointError(
+            f"{path} has no tree of parameters: jt.load reads files of result.save, and runs by "
+            f"name. The tensors alone: jtrain.io.safetensors.read_tensors(Path({str(path)!r}))."
+        )
     return int(about.get("step", 0)), *_build_tree(about.get(TREE), arrays, str(path))
 
 

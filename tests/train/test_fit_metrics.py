@@ -205,13 +205,19 @@ def test_the_best_score_is_the_highest(here):
 )
 def test_a_weight_by_class_is_that_of_its_rows_in_training_alone(name: str, weights):
     loss, data, params, _ = LOSSES[name]
-    each = np.array([weights.get(int(label), 1.0) for label in data["y"]], np.float32)
+    if name == "binary":
+        data = {**data, "y": np.abs(data["y"] - 0.1).astype(np.float32)}  # 0.9 is the label 1
+    each = np.array([weights.get(round(float(label)), 1.0) for label in data["y"]], np.float32)
     call = dict(steps=4, batch=16, every=1, lr=0.1, quiet=True)
     valid = {"valid": data}
     by_class = jt.fit(loss, params, data, class_weight=weights, valid=valid, **call)
     by_row = jt.fit(loss, params, {**data, "weight": each * data["weight"]}, valid=valid, **call)
     for key in by_row.history:
         assert by_class.history[key] == pytest.approx(by_row.history[key], rel=1e-5), key
+
+
+def missing(y_true, y_pred):
+    return y_true == y_pred
 
 
 TEN = jt.classifier(lambda params, x: jnp.tile(x, (1, 3))[:, :10])
@@ -221,6 +227,10 @@ TEN = jt.classifier(lambda params, x: jnp.tile(x, (1, 3))[:, :10])
     ("loss", "options", "error", "says"),
     [
         (TEN, {"metrics": ["acuracy"]}, ConfigError, "did you mean accuracy"),
+        (TEN, {"metrics": ["acc"]}, ConfigError, "did you mean accuracy"),
+        (TEN, {"metrics": [missing]}, LossError, "and it takes"),
+        (TEN, {"sample_weight": X[:, 0]}, ConfigError, r"dict\(x=.*weight="),
+        (TEN, {"valid": 20}, ConfigError, "valid=0.2"),
         (TEN, {"metrics": ["auc"]}, LossError, "of two classes.* write .accuracy"),
         (TEN, {"metrics": ["top_11"]}, LossError, r"top=10"),
         (TEN, {"metrics": ["r2"]}, ConfigError, "of numbers, and the loss predicts classes"),
@@ -234,6 +244,11 @@ TEN = jt.classifier(lambda params, x: jnp.tile(x, (1, 3))[:, :10])
 def test_what_a_metric_or_a_weight_lacks_is_named(loss, options, error, says: str):
     with pytest.raises(error, match=says):
         jt.fit(loss, W, (X, CLASSES), steps=1, quiet=True, **options)
+
+
+def test_one_hot_rows_of_integers_are_named():
+    with pytest.raises(LossError, match=r"astype\(np.float32\), or give labels, y.argmax\(-1\)"):
+        jt.fit(TEN, W, (X, np.eye(10, dtype=int)[CLASSES]), steps=1, quiet=True)
 
 
 def test_a_function_yields_the_batches():
@@ -266,3 +281,6 @@ def test_a_saved_result_predicts_with_the_net_that_was_trained():
     for apply in (make(1), jt.classifier(make(1))):
         np.testing.assert_array_equal(run.predict(X, apply), want)
     assert_close(run.load_into(make(1))(X), want, 1e-6)
+    (here / "other.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    with pytest.raises(jt.errors.CheckpointError, match="has no tree of parameters"):
+        jt.load("other.safetensors")

@@ -217,7 +217,7 @@ def module_loss(loss: Callable[..., Any], module: SplitModule) -> Stateful:
     Raises:
         LossError: if `loss` does not take these arguments.
     """
-    check_takes(loss, ("module", "batch", "rng"), "the loss of an nnx module")
+    check_takes(loss, ("module", "batch", "rng"), "the nnx module's loss")
 
     def call(
         params: Params, extra: Extra, batch: Batch, rng: Key | None
