@@ -1,5 +1,6 @@
 """Next-character prediction: the plays of Shakespeare, or files of your own."""
 
+import functools
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -59,6 +60,7 @@ class Config(jt.RunConfig):
         model = network.build(place)
         write = make_complete(network.build, corpus.vocabulary)
 
+        @functools.wraps(write)
         def complete(params: Params, extra: object, key: Key, prompt: jt.Prompt) -> str:
             return write(params, extra, key, prompt).strip("\n")
 

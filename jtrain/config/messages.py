@@ -96,12 +96,13 @@ def _meant(
     if having := [kind for kind, cls in others.items() if name in field_schemas(cls)]:
         how = f"{dotted((*keys[:-1], 'kind'))}={having[0]}" if typed else f"`kind: {having[0]}`"
         return f"; kind {' or '.join(having)} has {name}; write {how} beside it"
-    if close := nearest_key(name, allowed):
+    inside = {key: _keys_of(want) for key, want in reversed(list(allowed.items()))}
+    owner = {below: key for key, names in inside.items() for below in names}  # the first one's
+    close = nearest_key(name, allowed)
+    if close and name not in owner:
         return f"; did you mean {dotted((*keys[:-1], close)) if typed else close}?"
     if len(keys) == 1 and name in MOVED:
         return f"; write {MOVED[name]}"
-    inside = {key: _keys_of(want) for key, want in reversed(list(allowed.items()))}
-    owner = {below: key for key, names in inside.items() for below in names}  # the first one's
     if close := nearest_key(name, owner):
         return f"; did you mean {dotted((*keys[:-1], owner[close], close))}?"
     return ""
@@ -167,6 +168,8 @@ def _describe_error(one: ErrorDetails, spot: _Spot, root: Node) -> tuple[Keys, s
             given = nearest_node(root, keys).value
             kind = given if given in kinds else min(kinds, key=_preference(want))
             how = f"{dotted(keys)}.kind={kind}" if typed else f"`kind: {kind}` in it"
+            if isinstance(keys[-1], int):
+                how = f"{{kind: {kind}}}"
             return keys, f"has no kind, {format_kinds(want)}; write {how}"
         case "union_tag_invalid":
             allowed = format_kinds(want)

@@ -167,6 +167,8 @@ def make_complete(
 ) -> Complete:
     """Return an experiment's `complete`, which gives the prompt and its continuation.
 
+    Its attribute `read` encodes a prompt, which a run does before it trains.
+
     An empty prompt stands for the end of a document; if the tokenizer has no such token, for a new
     line, or else for its first token.
 
@@ -194,6 +196,7 @@ def make_complete(
         row = until_mark(jax.device_get(tokens)[0], np.asarray(stop), len(start))
         return decode_known(tokenizer, row)
 
+    complete.read = read  # pyright: ignore[reportFunctionMemberAccess]
     return complete
 
 

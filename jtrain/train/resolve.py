@@ -12,7 +12,7 @@ from jtrain.core.state import TrainState
 from jtrain.core.types import Extra, Key, Params
 from jtrain.data.batches.fingerprint import fingerprint
 from jtrain.data.batches.step_batches import SkipBatches, Window
-from jtrain.errors import ConfigError
+from jtrain.errors import ConfigError, DataError
 from jtrain.parallel import Device, Strategy, check_divides
 from jtrain.train.auto_layout import choose_layout
 from jtrain.train.evaluation import check_set_names
@@ -135,7 +135,8 @@ def make_sample(
     """Return what writes the sample of a run; None if nothing does.
 
     Raises:
-        ConfigError: if the config asks for a text, and the experiment writes none.
+        ConfigError: if the config asks for a text, and the experiment writes none, or the model
+            has no tokens for its prompt.
     """
     asked, complete = config.sample, experiment.complete
     prompted = asked != SampleConfig(every=asked.every)
@@ -148,5 +149,10 @@ def make_sample(
             f"`complete`. Leave {key} out, or add one: jt.Experiment(..., "
             f"complete=jtrain.train.make_complete(...))."
         )
+    if asked.prompt and (read := getattr(complete, "read", None)):
+        try:
+            read(asked.prompt)
+        except DataError as error:
+            raise ConfigError(f"sample.prompt: {error}") from None
     prompt = Prompt(text=asked.prompt, tokens=asked.tokens)
     return lambda params, extra, key: complete(params, extra, key, prompt)
