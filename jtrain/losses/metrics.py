@@ -172,7 +172,7 @@ def _of_confusion(
     count = logits.shape[-1]
     if count > MOST_CLASSES:
         raise LossError(
-            f"counts of {count} x {count} classes take {4e-9 * count**2:.0f} GB. Metrics of a "
+            f"counts of {count} x {count} classes take {4e-9 * count**2:.1f} GB. Metrics of a "
             f'confusion matrix take up to {MOST_CLASSES}: write metrics=["accuracy", "top_5"].'
         )
     classes = jnp.expand_dims(jnp.arange(count, dtype=jnp.int32), range(mask.ndim))

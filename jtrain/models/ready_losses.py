@@ -215,6 +215,8 @@ def _counted(batch: Batch, inputs: str | Sequence[str], targets: str) -> tuple[A
 
     A weight of 0 hides its row, whatever the row holds.
     """
+    if misnamed := {"sample_weight", "sample_weights"} & batch.keys() - {*inputs, targets}:
+        raise LossError(f"{misnamed.pop()!r} of the data is not read: name it 'weight'.")
     weights = None if "weight" in (inputs, *inputs, targets) else batch.get("weight")
     mask = batch["mask"]
     return mask if weights is None or weights.ndim > 1 else mask & (weights != 0), weights

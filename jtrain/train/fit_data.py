@@ -1,6 +1,7 @@
 """Data of `jt.fit`, `jt.evaluate` and `jt.predict`, and the parameters of a stored fit."""
 
 import ast
+import functools
 import inspect
 import sys
 from collections.abc import Iterator, Mapping
@@ -77,7 +78,7 @@ def split_validation(data: Data, valid: Data) -> tuple[Data, Data]:
         raise ConfigError(f"valid={valid}: write a share, valid=0.2, or rows, valid=(x, y).")
     if not isinstance(valid, float):
         return data, valid
-    if inspect.isroutine(data) or isinstance(data, Batches):
+    if inspect.isroutine(data) or isinstance(data, Batches | functools.partial):
         raise ConfigError(
             f"valid={valid:g} is a share of the data's rows, and batches have no rows by index: "
             f"give the rows to evaluate on, valid=(x, y)."
@@ -173,24 +174,38 @@ def _of_generator(data: Data) -> Any:
             f"batch again. Give the function that makes it: fit(loss, model, batches), where def "
             f"batches(): yields (x, y), (x, y, weight) or arrays by name."
         )
-    if not inspect.isroutine(data) or isinstance(data, Batches | Source):
+    if not (inspect.isroutine(data) or isinstance(data, functools.partial)):
         return data
-    named = lambda batch: dict(zip(("x", "y", "weight"), batch, strict=False))
+    if isinstance(data, Batches | Source):
+        return data
+    name = getattr(data, "__name__", "the function")
 
     def batches() -> Iterator[Mapping[str, Any]]:
         found = data()
         if isinstance(found, Mapping | tuple):
-            raise DataError(f"{data.__name__}() returns one batch. Let it yield batches instead.")
+            raise DataError(f"{name}() returns one batch. Let it yield batches instead.")
         for batch in found:
-            if isinstance(batch, list) and all(map(is_array, batch)):  # as torch collates a pair
-                batch = tuple(batch)
-            batch = batch if isinstance(batch, Mapping | tuple) else (batch,)
-            found = batch if isinstance(batch, Mapping) else named(batch)
-            yield {name: to_array(array) for name, array in found.items()}
+            named = _by_name(batch, name)
+            yield {key: to_array(array) for key, array in named.items()}
 
     if (first := next(batches(), None)) is None:
-        raise DataError(f"{data.__name__}() yields no batch. Let it yield (x, y) at least once.")
+        raise DataError(f"{name}() yields no batch. Let it yield (x, y) at least once.")
     return LoaderBatches(batches, size=len(next(iter(first.values()))))
+
+
+def _by_name(batch: Any, function: str) -> Mapping[str, Any]:
+    """Return a batch that `function` yielded, by name: `(x, y, weight)`, `(x, y)` or one array."""
+    if isinstance(batch, Mapping):
+        return batch
+    if isinstance(batch, list) and all(map(is_array, batch)):  # as torch collates a pair
+        batch = tuple(batch)
+    arrays = batch if isinstance(batch, tuple) else (batch,)
+    if len(arrays) > 3:
+        raise DataError(
+            f"{function}() yields {len(arrays)} arrays. Give them names: "
+            f"yield dict(x=..., y=..., weight=...)."
+        )
+    return dict(zip(("x", "y", "weight"), arrays, strict=False))
 
 
 def _of_torch(data: Data) -> Any:

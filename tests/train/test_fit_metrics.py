@@ -267,6 +267,12 @@ def test_a_function_yields_the_batches():
     assert found[1] == want
     with pytest.raises(jt.errors.DataError, match="Give the function that makes it"):
         jt.fit(jt.classifier(three), W, batches(), **call)
+    collated = lambda: map(list, batches())
+    assert jt.fit(jt.classifier(three), W, collated, **call).history == found[0]
+    with pytest.raises(jt.errors.DataError, match="yields 4 arrays"):
+        jt.fit(jt.classifier(three), W, lambda: ((x, y, y, y) for x, y in batches()), **call)
+    with pytest.raises(LossError, match="name it 'weight'"):
+        jt.fit(jt.classifier(three), W, dict(x=X, y=CLASSES, sample_weight=X[:, 0]), **call)
 
 
 def test_a_saved_result_predicts_with_the_net_that_was_trained():
@@ -281,6 +287,3 @@ def test_a_saved_result_predicts_with_the_net_that_was_trained():
     for apply in (make(1), jt.classifier(make(1))):
         np.testing.assert_array_equal(run.predict(X, apply), want)
     assert_close(run.load_into(make(1))(X), want, 1e-6)
-    (here / "other.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
-    with pytest.raises(jt.errors.CheckpointError, match="has no tree of parameters"):
-        jt.load("other.safetensors")
