@@ -25,10 +25,7 @@ def main(argv: Sequence[str]) -> int:
     if args.steps < 1:
         raise UserError(f"jtrain audit: --steps {args.steps} draws no step; write --steps 3")
     if args.certify and not Path(args.certify).exists():
-        raise UserError(
-            f"jtrain audit: there is no key {args.certify}; make one: "
-            f"ssh-keygen -t ed25519 -f {args.certify}"
-        )
+        raise UserError(f"jtrain audit: no key {args.certify}; make one: ssh-keygen -t ed25519")
     path = find_config(args.run, "audit")
     resolved = resolve(path, args.settings)
 

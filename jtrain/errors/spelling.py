@@ -63,7 +63,6 @@ KINDS = {
     "constant": "none fixed flat warmup constant_with_warmup",
     "accuracy": "acc categorical_accuracy sparse_categorical_accuracy binary_accuracy",
     "auc": "roc_auc roc_auc_score auroc",
-    "f1_macro": "f1_score macro_f1",
 }
 MEANINGS = {word: kind for kind, words in KINDS.items() for word in words.split()}
 # The same for keys that lie in another mapping: what to write in a config.

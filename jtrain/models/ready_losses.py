@@ -62,9 +62,8 @@ def classifier(
             mask, weights = _counted(batch, inputs, labels)
             if weights is not None and weights.ndim > 1:
                 raise LossError(
-                    f"{labels!r} holds a probability for each class, and weights are of a row: "
-                    f"`weight` has one number a row; for class_weight= give labels, "
-                    f"{labels}.argmax(-1)."
+                    f"{labels!r} holds probabilities, and a weight is of a row: give `weight` one "
+                    f"number a row; for class_weight= give labels, {labels}.argmax(-1)."
                 )
             if weights is not None:  # what counts for nothing need not be a distribution
                 wanted = jnp.where(mask[:, None], wanted, 1 / wanted.shape[-1])

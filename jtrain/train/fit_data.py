@@ -79,10 +79,7 @@ def split_validation(data: Data, valid: Data) -> tuple[Data, Data]:
     if not isinstance(valid, float):
         return data, valid
     if inspect.isroutine(data) or isinstance(data, Batches | functools.partial):
-        raise ConfigError(
-            f"valid={valid:g} is a share of the data's rows, and batches have no rows by index: "
-            f"give the rows to evaluate on, valid=(x, y)."
-        )
+        raise ConfigError(f"valid={valid:g} is a share of rows, not of batches: valid=(x, y).")
     source = _source(_of_torch(data))
     validation_rows = round(len(source) * valid)
     if not 0 < validation_rows < len(source):
@@ -174,9 +171,8 @@ def _of_generator(data: Data) -> Any:
             f"batch again. Give the function that makes it: fit(loss, model, batches), where def "
             f"batches(): yields (x, y), (x, y, weight) or arrays by name."
         )
-    if not (inspect.isroutine(data) or isinstance(data, functools.partial)):
-        return data
-    if isinstance(data, Batches | Source):
+    function = inspect.isroutine(data) or isinstance(data, functools.partial)
+    if not function or isinstance(data, Batches | Source):
         return data
     name = getattr(data, "__name__", "the function")
 
@@ -185,8 +181,7 @@ def _of_generator(data: Data) -> Any:
         if isinstance(found, Mapping | tuple):
             raise DataError(f"{name}() returns one batch. Let it yield batches instead.")
         for batch in found:
-            named = _by_name(batch, name)
-            yield {key: to_array(array) for key, array in named.items()}
+            yield {key: to_array(array) for key, array in _by_name(batch, name).items()}
 
     if (first := next(batches(), None)) is None:
         raise DataError(f"{name}() yields no batch. Let it yield (x, y) at least once.")
@@ -197,14 +192,10 @@ def _by_name(batch: Any, function: str) -> Mapping[str, Any]:
     """Return a batch that `function` yielded, by name: `(x, y, weight)`, `(x, y)` or one array."""
     if isinstance(batch, Mapping):
         return batch
-    if isinstance(batch, list) and all(map(is_array, batch)):  # as torch collates a pair
-        batch = tuple(batch)
-    arrays = batch if isinstance(batch, tuple) else (batch,)
+    several = isinstance(batch, tuple) or (isinstance(batch, list) and all(map(is_array, batch)))
+    arrays = batch if several else (batch,)  # torch collates a pair to a list
     if len(arrays) > 3:
-        raise DataError(
-            f"{function}() yields {len(arrays)} arrays. Give them names: "
-            f"yield dict(x=..., y=..., weight=...)."
-        )
+        raise DataError(f"{function}() yields {len(arrays)} arrays: yield dict(x=..., y=...).")
     return dict(zip(("x", "y", "weight"), arrays, strict=False))
 
 
@@ -312,8 +303,7 @@ def read_weights_file(path: Path) -> tuple[int, Params, Extra]:
     about, arrays = read_metadata(path), read_tensors(path)
     if TREE not in about:
         raise CheckpointError(
-            f"{path} has no tree of parameters: jt.load reads files of result.save, and runs by "
-            f"name. The tensors alone: jtrain.io.safetensors.read_tensors(Path({str(path)!r}))."
+            f"{path} has no tree of parameters: jt.load reads files of result.save, and runs."
         )
     return int(about.get("step", 0)), *_build_tree(about.get(TREE), arrays, str(path))
 

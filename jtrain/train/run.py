@@ -78,10 +78,8 @@ def run(
         PeerError: if another process of the run does not come.
     """
     if not isinstance(config, RunConfig):
-        raise ConfigError(
-            f"jt.run takes a config, and this is a {type(config).__name__}: write "
-            f'jt.run(jt.resolve("configs/mine.yaml").config).'
-        )
+        given = type(config).__name__
+        raise ConfigError(f"jt.run takes a config, not a {given}: jt.run(jt.resolve(FILE).config).")
     config = config if config.name else dataclasses.replace(config, name=config.run_name)
     path = directory or RUNS / config.name
     if directory and not resume_command:
