@@ -76,7 +76,8 @@ class Fitted:
         Raises:
             CheckpointError: for another suffix, or if the file cannot be written.
         """
-        fit_data.write_weights(Path(path), self.params, self.extra, self.step)
+        step = self.best.step if self.best else self.step
+        fit_data.write_weights(Path(path), self.params, self.extra, step)
         return Path(path)
 
     def evaluate(
