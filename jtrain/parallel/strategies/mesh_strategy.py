@@ -78,7 +78,7 @@ class MeshStrategy(Strategy, abc.ABC):
         """Scatter gradients over more than 32 devices in rings beside the products, where it pays.
 
         By default the TPU compiler makes these rings up to 32 devices, and reduces the gradients of
-        more devices whole: 31.6 GB of Llama 3 8B over 64 v5p in place of 16.3 (docs/decisions.md).
+        more devices whole: 31.6 GB of Llama 3 8B over 64 v5p (docs/decisions.md).
         """
         large = self.mesh.shape.get(SPLIT, 1) > 32
         on_tpu = self.mesh.devices.flat[0].platform == "tpu"
