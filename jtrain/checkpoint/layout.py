@@ -81,8 +81,6 @@ def find_faults(
     """Return how a checkpoint differs from its sealed state; nothing if it is valid.
 
     Args:
-        directory: the directory of checkpoints.
-        step: one of them.
         full: read every byte; otherwise compare only names and sizes.
         owner: the run that the checkpoint must belong to; None for any.
         share: as `seal_faults` takes it.

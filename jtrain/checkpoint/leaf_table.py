@@ -89,7 +89,6 @@ def check_same(
 
     Args:
         found: the dtype and shape of each stored leaf (of pytree.describe), by its name.
-        abstract: the expected state.
         where: names the checkpoint in the message.
         cast: allow other dtypes; such a leaf is then requested as stored.
 

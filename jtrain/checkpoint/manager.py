@@ -109,7 +109,6 @@ class CheckpointManager(contextlib.AbstractContextManager):
         checkpoint of the same step is replaced. Every process calls this.
 
         Args:
-            step: the name of the checkpoint.
             state: any pytree of arrays, including typed keys.
             about: JSON to store with it: the config, versions, metrics.
             best_value: the metric by which the best is retained, if there is one.
@@ -275,7 +274,6 @@ class CheckpointManager(contextlib.AbstractContextManager):
         """Raise unless the directory can take a run's checkpoints, or `saves`; before training.
 
         Args:
-            state: the state of the run.
             saves: how many will be saved; None: many.
             steps: that the run will take, in each `keep_every` of which a checkpoint stays.
 

@@ -100,8 +100,6 @@ def fetch_newest(
     """Download the files of a run and its newest valid copy into `path`.
 
     Args:
-        objects: the copies of the run.
-        path: the directory of the run.
         above: an existing step; only newer copies are fetched.
 
     Returns:

@@ -34,9 +34,6 @@ class CheckpointUploader:
         """Configure the uploader.
 
         Args:
-            objects: the copies of the run.
-            path: the directory of the run.
-            keep: number of newest copies to retain.
             keep_every: as `CheckpointManager` takes it.
             best: returns the best step, which is retained too.
         """

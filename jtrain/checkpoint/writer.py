@@ -35,13 +35,7 @@ class CheckpointWriter:
         *,
         run: str = "",
     ):
-        """Configure the writer.
-
-        Args:
-            directory: of the checkpoints.
-            steps_to_delete: returns the steps that may be deleted after a save.
-            run: the id that is sealed into each checkpoint.
-        """
+        """Configure the writer."""
         self._directory, self._steps_to_delete = directory, steps_to_delete
         self._run = run
         self._logged: set[str] = set()

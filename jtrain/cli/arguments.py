@@ -62,9 +62,6 @@ class Arguments(argparse.ArgumentParser):
     def config_and_words(self, words: Sequence[str], options: str = "") -> tuple[str, list[str]]:
         """Split the words into the config file and the rest.
 
-        Args:
-            options: further required options, as they are typed.
-
         Raises:
             UserError: if the first word is not a config file.
         """

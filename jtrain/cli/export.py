@@ -92,7 +92,6 @@ def _exported_names(leaves: Mapping[str, str], everything: bool) -> dict[str, st
     """Return the stored name of each exported leaf by its exported name: dots for slashes.
 
     Args:
-        leaves: the leaves of the checkpoint.
         everything: include the optimizer and the keys; otherwise only parameters and extra/.
     """
     if everything:

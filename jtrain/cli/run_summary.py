@@ -33,8 +33,6 @@ def format_summary(
     """Return the summary that `jtrain run` prints.
 
     Args:
-        source: the config file.
-        command: what was typed.
         settings: the part of it that changes values, such as `steps=400`.
     """
     directory = outcome.directory

@@ -49,9 +49,7 @@ def unused_accelerators(
     Reads a few files, for about a millisecond, and starts nothing.
 
     Args:
-        platforms: the platforms that JAX computes on: cpu, gpu, tpu.
         chosen: the platforms that a person chose, by JAX_PLATFORMS for example; then no line.
-        root: root of the file system.
     """
     if chosen or {"gpu", "tpu"} & set(platforms):
         return []

@@ -72,7 +72,6 @@ def connected(address: str, cpus: float, *, output: bool = False) -> Iterator[An
 
     Args:
         cpus: the CPUs of a private cluster. They are numbers for placement, not cores.
-        output: whether the output of all processes is shown here.
 
     Raises:
         UserError: if no cluster answers, or it has another version of Ray or Python.
@@ -171,7 +170,6 @@ def forwarded(environ: Mapping[str, str], names: str = "") -> dict[str, str]:
     """Return the variables of the driver that its processes get.
 
     Args:
-        environ: the environment of the driver.
         names: names beside those of `FORWARDED`, separated by commas.
 
     Raises:

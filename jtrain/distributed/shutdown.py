@@ -39,9 +39,6 @@ class ShutdownRequest:
     Supervisors send a signal twice within milliseconds: `timeout` to its child and to the child's
     process group, Slurm to all processes of a step. So a signal counts as a second one only if a
     warning answered the first one at least `REPEATS` seconds before.
-
-    Args:
-        clock: returns seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):

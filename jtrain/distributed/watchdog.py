@@ -157,7 +157,6 @@ class PollingThread:
     """Base of a thread that runs `_watch` in a `with` block and ends when `_over` is set.
 
     Args:
-        name: name of the thread.
         tick: seconds between two checks.
     """
 
@@ -194,10 +193,7 @@ class Watchdog(PollingThread):
     under a launcher this watchdog does nothing, unless the environment sets its limits.
 
     Args:
-        run: the run's directory.
-        process: number of the process.
         patience: by default the limits in the environment, or `FACTOR` times the usual ones.
-        leave: takes the exit code.
     """
 
     def __init__(
@@ -325,7 +321,6 @@ class StartupProgress(PollingThread):
 
     Args:
         tell: takes a line, on a thread.
-        pulse: the heartbeat to observe.
         first: seconds before the first line of a phase.
         tick: seconds between two checks.
     """

@@ -34,9 +34,7 @@ class Client:
     be one that may be answered twice.
 
     Args:
-        name: of the peer, for messages.
         address: port of the loopback, or a function that is called for each connection.
-        token: of the run.
         most: bytes of the arrays of a reply.
         timeout: seconds that a reply may take.
         tls: certificate of this process, by which it encrypts; None: nothing is encrypted.
@@ -205,7 +203,6 @@ class ShardCalls:
     """The shards of a run, which one thread calls.
 
     Args:
-        clients: connections to them.
         supervise: called where one does not answer; it starts those that died again, and says by
             `lost` which.
     """

@@ -181,12 +181,7 @@ class Encoded(NamedTuple):
 
 
 class PushEncoder:
-    """Encoder of a worker's pushes, with what earlier ones have not sent.
-
-    Args:
-        partition: of the parameters, into parts that are pushed one by one.
-        feedback: whether the residual is kept.
-    """
+    """Encoder of a worker's pushes, with what earlier ones have not sent."""
 
     def __init__(self, codec: Codec, partition: Partition, *, feedback: bool):
         self._codec, self._partition, self._feedback = codec, partition, feedback

@@ -51,7 +51,6 @@ class Coordinator(abc.ABC):
         shards: connections to the shards, used by the thread of the loop.
         supervise: called while the loop waits; restarts processes that died, and says by
             `process_left` and `shard_left` which.
-        log: takes a line.
         record: takes a row for each worker that comes or goes.
     """
 

@@ -82,12 +82,7 @@ class LocalProcess:
 
 
 class LocalEngine:
-    """Processes of this machine.
-
-    Args:
-        config: the file with every value of the run.
-        workers: to start.
-    """
+    """Processes of this machine."""
 
     def __init__(self, config: Path, workers: int):
         self._config, self.workers = config, workers
@@ -130,12 +125,7 @@ class Attached:
 
 
 class ClusterEngine:
-    """The tasks of a cluster: it starts none, and waits for those that are started again.
-
-    Args:
-        cluster: whose process 0 is the run's own.
-        registry: to which the servers report.
-    """
+    """The tasks of a cluster: it starts none, and waits for those that are started again."""
 
     workers = 0  # they join
 
@@ -215,10 +205,7 @@ class RayEngine:
     A worker that the cluster has no room for joins when it has.
 
     Args:
-        ray: the module, connected.
         config: the file with every value of the run, which all nodes see.
-        workers: to start.
-        resources: of each worker.
     """
 
     def __init__(self, ray: Any, config: Path, workers: int, resources: Mapping[str, float]):

@@ -53,7 +53,6 @@ class Members(dict[int, Member]):
 
     Args:
         record: takes a row for workers.jsonl.
-        log: takes a line.
         most: workers that compute at the same time; those with higher numbers stand by.
     """
 

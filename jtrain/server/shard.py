@@ -37,9 +37,7 @@ class Shard:
     """Rows of the parameters, and the optimizer's state for them.
 
     Args:
-        optimizer: of the run.
         params: the rows of this shard.
-        opt_state: the state for them.
         version: updates so far.
         publisher: of what has changed, whose state `with_published` has in the optimizer's.
     """

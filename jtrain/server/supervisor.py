@@ -23,12 +23,7 @@ _NAMES: dict[Role, str] = {"shard": "server", "worker": "worker"}
 
 
 class Supervisor:
-    """Processes of a run, and those that took their place.
-
-    Args:
-        environ: variables that say where the run's own process is.
-        log: takes a line for each restart.
-    """
+    """Processes of a run, and those that took their place."""
 
     def __init__(
         self, plan: Plan, engine: Engine, environ: Mapping[str, str], log: Callable[[str], None]
@@ -137,9 +132,7 @@ def open_cluster(
     """Start the processes of a run, in a `with` block.
 
     Args:
-        make: the class of the coordinator.
         record: takes a row for each worker that comes or goes.
-        registry: takes the addresses of the servers.
 
     Raises:
         ConfigError: if the port is in use.

@@ -119,9 +119,6 @@ def send(connection: socket.socket, message: Message) -> None:
 def receive(connection: socket.socket, most: int, pool: BufferPool | None = None) -> Message:
     """Receive a message with at most `most` bytes of arrays.
 
-    Args:
-        pool: where the arrays lie.
-
     Raises:
         OSError: if the connection is lost, or the peer has closed it.
         WireError: if the frame is malformed or too large.

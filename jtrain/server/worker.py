@@ -42,8 +42,6 @@ class Worker:
 
     Args:
         process: its number among those that the run has started; None if it comes by itself.
-        coordinator: connection to the run's own process.
-        shards: connections to the servers.
         slow: seconds that each step waits, for benchmarks.
         leaving: set when this worker is to leave after its step.
         facts: about its code, which has to be that of the run.
@@ -211,7 +209,6 @@ class Worker:
         """Push to all shards; return the sum of squares of the update, if it was applied.
 
         Args:
-            number: of the update.
             share: of the rows; of all of them, the number of the worker.
             counts: whether the servers take the push, so that what it leaves is for the next one.
         """

@@ -127,9 +127,7 @@ def run_members(
     generator exits.
 
     Args:
-        config: the config file of all members.
         lock: the file of `lock_sweep`; members hold the lock too.
-        begins: called with each member that starts.
     """
     waiting, free = list(members), list(shares)
     all_running: list[_Running] = []

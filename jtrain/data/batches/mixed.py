@@ -106,8 +106,6 @@ class MixedBatches(ShardedBatches):
 
     Args:
         parts: each source and its weight, by a name of your choice.
-        size: rows a batch.
-        seed: seeds the orders.
 
     Raises:
         DataError: an empty source, a weight that is not above 0, rows with different arrays, or

@@ -45,7 +45,6 @@ class Streamed(ShardedBatches):
     Args:
         open: opens the stream; every call returns an equal stream.
         row: turns an item of the stream into arrays by name; all of one shape.
-        size: rows a batch.
         every: steps between two saved places. Resuming reads at most this many steps again.
     """
 

@@ -116,7 +116,6 @@ class ImageFiles:
         root: the folder that the paths are relative to.
         paths: one for each row.
         label: the class of each row, int32, n.
-        size: the common size of all images.
         damaged: for a file that cannot be decoded `stop` raises; `skip` writes a line to the log
             `jtrain.data.images.image_folder` and returns the next valid image with its label, so
             that every index still has a row, and always the same row.

@@ -137,7 +137,6 @@ def hold_out_last(
 
     Args:
         where: the files of the rows, as the config names them.
-        noun: of a row.
 
     Raises:
         DataError: if there are fewer than two.

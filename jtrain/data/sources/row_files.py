@@ -26,7 +26,6 @@ def check_rows(
     Args:
         arrays: n ... by name.
         wanted: the shape and the dtype of a row of each array.
-        who: the consumer of the rows, for messages.
 
     Raises:
         DataError: if one is missing, of another shape, or its numbers do not fit the type.

@@ -66,7 +66,6 @@ def prepare(
         tokenizing: the config of the tokenizer, which may be trained on the files.
         shard: tokens a file.
         every: seconds between two writes of progress.json.
-        report: receives the progress.
 
     Raises:
         DataError: a file that is not text, a folder with other files, or no token at all.
@@ -275,9 +274,7 @@ class AppendLog:
     """Numbers in files of `size` each (None: one file), resumed from the last `sync`.
 
     Args:
-        folder: the folder of the files.
         name: the pattern of the file names, `tokens-{:05}.bin`.
-        dtype: the type of the numbers.
         size: numbers a file.
         known: the result of the last `sync`; everything written after it is cut off.
     """

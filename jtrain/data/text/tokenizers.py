@@ -181,7 +181,6 @@ class BPE(Tokenizer):
     is neither cut nor padded to a length, which some published files ask for.
 
     Args:
-        parsed: the content of the file.
         end: the end-of-document token; there is none if the vocabulary lacks it.
 
     Raises:

@@ -151,9 +151,6 @@ def detect(environ: Mapping[str, str], *, root: Path = Path("/")) -> Cluster:
 
     A TPU VM asks its metadata server if no variable defines a cluster.
 
-    Args:
-        root: root of the file system, which shows TPU chips.
-
     Raises:
         ConfigError: if variables are incomplete, malformed or contradictory.
     """

@@ -21,9 +21,6 @@ def find_culprit(
     """Return the culprit, and the status of all processes as evidence.
 
     It is the process that is stopped; else furthest behind; else in a phase without peers.
-
-    Args:
-        watched: the observations of each process.
     """
 
     def rank(index: int) -> tuple[bool, int, bool, int]:

@@ -127,11 +127,7 @@ class WorkerProcess:
         self.drain(1.0)
 
     def drain(self, seconds: float) -> None:
-        """Wait until the last output of a process that ended was read; a child may have the pipe.
-
-        Args:
-            seconds: at most.
-        """
+        """Wait for the last output of a process that ended; a child may still have the pipe."""
         for _ in range(round(seconds / SLICE)):
             self._reader.join(timeout=SLICE)
 

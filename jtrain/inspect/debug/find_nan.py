@@ -91,9 +91,6 @@ def find_nan(config: RunConfig, *, log: Callable[[str], None]) -> NonfiniteRepor
     Training resumes from the run's newest checkpoint before that step, or starts at the first step.
     The run's directory is read and not written.
 
-    Args:
-        log: called with a line about progress.
-
     Raises:
         ConfigError: if the directory has a run with other values, or in several processes.
     """

@@ -84,9 +84,6 @@ def dry_run(config: RunConfig, *, log: Callable[[str], None]) -> None:
     without the interruption, and samples. It uses a temporary directory beside the run's, which is
     deleted at the end.
 
-    Args:
-        log: called with a line for each completed stage.
-
     Raises:
         UserError: the error that would have stopped the run.
     """

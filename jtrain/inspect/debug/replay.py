@@ -93,7 +93,6 @@ def replay(
     The run's directory is read and not written. With several processes, each must call this.
 
     Args:
-        log: called with a line about progress.
         tolerance: relative, of the recorded numbers; the run's layout is then fitted to the devices
             here. None: bits are compared, on the run's own layout.
 

@@ -125,9 +125,6 @@ def run_eager(config: RunConfig, *, log: Callable[[str], None]) -> None:
     breakpoints stop and prints print. The second call takes the gradient, and is silent. At the end
     the loss of one batch of each evaluation set is computed.
 
-    Args:
-        log: called with a line after each step.
-
     Raises:
         LossError: if the loss converts a value that depends on parameters to a Python number.
     """

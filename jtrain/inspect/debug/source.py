@@ -54,7 +54,6 @@ def find_source(
     The list has one line if the experiment calls JAX itself, and none if nothing is known.
 
     Args:
-        equation: an equation of a traced program.
         calls: the equations around it, outermost first. A jitted function is traced at its first
             call, so its equations have the lines inside, and the call its own line.
         skip: files and folders whose lines do not count.

@@ -72,12 +72,7 @@ def check_devices(
     result: ChildResult,
     root: Path = Path("/"),
 ) -> Iterator[Finding]:
-    """Return findings about the devices.
-
-    Args:
-        result: what `main` reported.
-        root: of the machine's files.
-    """
+    """Return findings about the devices."""
     plugins = [name for name in packages.first() if PLUGIN.fullmatch(name) or name == "libtpu"]
     unused = unused_accelerators(
         ["cpu"], None, root=root, environ=environ, has_package=plugins.__contains__

@@ -57,8 +57,6 @@ def examine(
     """Examine this machine; nothing is left behind.
 
     Args:
-        directory: of the runs.
-        only: the checks to make.
         timeout: seconds that each child process may take.
     """
     begun = time.perf_counter()

@@ -92,7 +92,6 @@ def explain(
     """Return the explanation of a setup's step, the jaxpr of its loss and gradient, and its HLO.
 
     Args:
-        compiles: whether the step is compiled, for its memory and collectives.
         start: the time.perf_counter() from which the seconds count; None: now.
         topology: of the setup's devices if they are absent; `jtrain plan` has the same cache.
 

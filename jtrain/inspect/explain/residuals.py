@@ -135,7 +135,6 @@ def list_residuals(forward: Any, arguments: Sequence[str]) -> list[Residual]:
 
     Args:
         forward: the closed jaxpr of a `jax.vjp`: its outputs after the first are what it saves.
-        arguments: the names of its inputs.
     """
     inputs = [
         _Origin(name, dtype=x.dtype) for name, x in zip(arguments, forward.in_avals, strict=True)

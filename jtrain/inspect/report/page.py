@@ -223,11 +223,7 @@ def _or_dash(value: Any, text: Callable[[Any], str]) -> str:
 
 
 def _render_document(title: str, body: str) -> str:
-    """Return a page with a title; its policy allows no scripts and no other files.
-
-    Args:
-        body: HTML that follows the heading, ending with a line break.
-    """
+    """Return a page with a title; its policy allows no scripts and no other files."""
     style = (files("jtrain.inspect.report") / "page.css").read_text("utf-8")
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
     return f"""<!doctype html>

@@ -39,7 +39,6 @@ def attention(
     `i // (h / g)`. The softmax is taken in at least float32.
 
     Args:
-        q: queries.
         k: keys, one for each group of heads.
         v: values, one for each group of heads.
         window: positions that a query sees, its own included; None: all before it.

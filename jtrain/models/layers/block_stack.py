@@ -47,7 +47,6 @@ def through(
 
     Args:
         blocks: an `nnx.List` of blocks, or a module from `stack_modules`.
-        call_block: calls one block.
         rows: arrays b ... that belong to the rows of `x`.
         state: the blocks' states, such as caches, or None.
         remat: what the forward pass saves of a block; the backward pass recomputes the rest.

@@ -119,7 +119,6 @@ class MixtureOfExperts(nnx.Module):
         """Return the weighted sum of the experts, and the router's logits in at least float32.
 
         Args:
-            x: the tokens.
             complete_rows: False for tokens that continue cached ones: which places the cached
                 tokens took is not known, and every token gets a place.
             order: the position of each token of `x`, where they are permuted.

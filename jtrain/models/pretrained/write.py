@@ -57,8 +57,6 @@ def write_folder(
 
     Args:
         directory: is made; must be empty.
-        family: the family that computes the function of `model`.
-        model: our config.
         read: returns a parameter by our name, of blocks one by one.
         dtype: of the tensors with floating numbers.
         base: entries of the config.json that the model came from, which are kept.

@@ -87,7 +87,6 @@ def family_of(model: Any, preferred: str = "") -> Family:
     """Return the family that computes the function of a config of ours.
 
     Args:
-        model: the config.
         preferred: the name of the family to take if it computes the same.
 
     Raises:
