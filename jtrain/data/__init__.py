@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from jtrain.data.known_sets import read_plays as read_plays
     from jtrain.data.sources.arrays import SPLIT as SPLIT
     from jtrain.data.sources.arrays import Arrays as Arrays
-    from jtrain.data.sources.arrays import Interleaved as Interleaved
     from jtrain.data.sources.arrays import Subset as Subset
     from jtrain.data.sources.arrays import hold_out as hold_out
     from jtrain.data.sources.files import find_set as find_set
@@ -65,7 +64,6 @@ if TYPE_CHECKING:
     from jtrain.data.text.prepare import prepare as prepare
     from jtrain.data.text.random_tokens import UniformTokens as UniformTokens
     from jtrain.data.text.token_files import TokenFiles as TokenFiles
-    from jtrain.data.text.token_files import read_tokens as read_tokens
     from jtrain.data.text.token_rows import Packed as Packed
     from jtrain.data.text.token_rows import Windows as Windows
     from jtrain.data.text.tokenizer_file import read_tokenizer as read_tokenizer

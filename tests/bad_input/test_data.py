@@ -28,7 +28,6 @@ from jtrain.data import (
     read_example,
     read_idx,
     read_text,
-    read_tokens,
 )
 from jtrain.data.batches.stream import shard_files
 from jtrain.data.images.augment import Augment
@@ -94,9 +93,6 @@ CASES = [
     Case("a stride that skips tokens", lambda _: Windows(TOKENS, context=4, stride=8), ("stride 8",
         "1 .. 4", "skip tokens", "stride=4", "stride=1"), lambda _: (Windows(TOKENS, context=4,
         stride=4), Windows(TOKENS, context=4, stride=1))),
-    Case("a file of tokens of another type", lambda d: read_tokens(write(d / "t.bin", b"12345")),
-        ("uint16 tokens of 2 bytes", "5 bytes", "Set the dtype", "uint8"),
-        lambda d: read_tokens(write(d / "t.bin", b"12345"), dtype="uint8")),
     Case("a misspelt file", lambda d: (write(d / "hamlet.txt", b"words"),
         read_text(d / "hamelt.txt")), ("hamelt.txt: no such file", "Did you mean path=",
         "hamlet.txt?"), lambda d: read_text(write(d / "hamlet.txt", b"words"))),

@@ -23,7 +23,7 @@ from jtrain.data.sources.row_files import SUFFIXES, read_rows
 from jtrain.data.text.chat_template import read_template
 from jtrain.data.text.documents import read_text
 from jtrain.data.text.prepare import prepare
-from jtrain.data.text.token_files import TokenFiles, read_tokens
+from jtrain.data.text.token_files import TokenFiles
 from jtrain.data.text.token_rows import Windows
 from jtrain.data.text.tokenizer_file import read_tokenizer
 from jtrain.data.text.tokenizing import ByteTokens, PretrainedTokenizer
@@ -175,8 +175,6 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "parameters to start from": ("a.safetensors", lambda path: open_source(str(path))),
     "a tokenizer": ("tokenizer.json", read_tokenizer),
     "text": ("a.txt", read_text),
-    "tokens": ("a.bin", read_tokens),
-    "numpy tokens": ("a.npy", read_tokens),
     "records": ("a.tfrecord", TFRecords),
     "images": ("a-idx3-ubyte", read_idx),
     "packed images": ("a-idx3-ubyte.gz", read_idx),

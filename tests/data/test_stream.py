@@ -12,9 +12,9 @@ import pytest
 
 from jtrain.data import LoaderBatches, MixedBatches, ReadAhead
 from jtrain.data.batches.stream import ShardedStream, Stream, Streamed
-from jtrain.data.sources.arrays import Arrays, Interleaved
+from jtrain.data.sources.arrays import Arrays
 from jtrain.data.text.corpora import TextLines
-from jtrain.data.text.lines import InterleavedStream, Lines, make_line_rows
+from jtrain.data.text.lines import Lines, make_line_rows
 from jtrain.data.text.tokenizers import ByteTokenizer
 from jtrain.errors import DataError
 
@@ -212,69 +212,10 @@ def test_the_state_of_two_processes_is_refused_by_four(counted: list[Path]):
         shared(counted, "file").shard(0, 2).restore(shared(counted, "data").state(0))
 
 
-class Numbered:
-    """Rows that depend on their index; possibly none."""
-
-    def __init__(self, first: int, rows: int):
-        self.first, self.rows = first, rows
-
-    def __len__(self) -> int:
-        return self.rows
-
-    def __getitem__(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        assert not len(indices) or indices.max() < self.rows
-        return {"x": self.first + indices}
-
-
-def numbered(*lengths: int) -> list[Numbered]:
-    return [Numbered(100 * i, length) for i, length in enumerate(lengths)]
-
-
-def by_hand(*lengths: int) -> list[int]:
-    """Return the rows in turn, one by one."""
-    left, out = [list(100 * i + np.arange(n)) for i, n in enumerate(lengths)], []
-    while any(left):
-        out += [rows.pop(0) for rows in left if rows]
-    return out
-
-
-@pytest.mark.parametrize("lengths", [(4, 0, 2), (2, 7, 7, 1, 2)])
-def test_rows_come_in_turn(lengths: tuple[int, ...]):
-    source, expected = Interleaved(numbered(*lengths)), by_hand(*lengths)
-    assert len(source) == len(expected)
-    assert source[np.arange(len(source))]["x"].tolist() == expected
-    mixed = np.random.default_rng(0).permutation(len(source))
-    assert source[mixed]["x"].tolist() == [expected[i] for i in mixed]
-
-
-@pytest.mark.parametrize("make", [lambda a, b: Interleaved([a, b]), lambda a, b: MixedBatches(
-    {"a": (a, 1), "b": (b, 1)}, size=2)])  # fmt: skip
 @pytest.mark.parametrize("other", [{"x": np.zeros((2, 3))}, {"x": np.zeros(2), "y": np.zeros(2)}])
-def test_sources_of_one_batch_need_the_same_arrays(make, other):
+def test_sources_of_one_batch_need_the_same_arrays(other):
     with pytest.raises(DataError, match=r"where it was x float64\[\] before"):
-        make(Arrays(x=np.zeros(2)), Arrays(**other))[np.arange(3)]
-
-
-@pytest.fixture
-def texts(tmp_path: Path) -> list[Path]:
-    for number, lines in enumerate([5, 3, 4, 2]):
-        text = "".join(f"{number} {line}\n" for line in range(lines))
-        (tmp_path / f"{number}.txt").write_text(text)
-    return sorted(tmp_path.glob("*.txt"))
-
-
-def test_streams_take_turns_and_resume_from_a_saved_state(texts: list[Path]):
-    open_stream = lambda: InterleavedStream([Lines(path, buffer=1) for path in texts[:3]])
-    stream = open_stream()
-    began = [stream.next() for _ in range(7)]
-    assert began == ["0 0", "1 0", "2 0", "0 1", "1 1", "2 1", "0 2"]
-    state = json.loads(json.dumps(stream.state()))
-    after = [stream.next() for _ in range(20)]
-    again = open_stream()
-    again.restore(state)
-    assert [again.next() for _ in range(20)] == after
-    with pytest.raises(DataError, match=r"2 streams are read in turn .* data\.interleave=3"):
-        InterleavedStream([Lines(path) for path in texts[:2]]).restore(state)
+        MixedBatches({"a": (Arrays(x=np.zeros(2)), 1), "b": (Arrays(**other), 1)}, size=2)
 
 
 def test_lines_are_rows_of_tokens(tmp_path: Path):

@@ -18,7 +18,6 @@ from jtrain.data import (
     Vocabulary,
     Windows,
     read_text,
-    read_tokens,
 )
 from jtrain.data.batches.prefetch import ThreadWorkers
 from jtrain.data.batches.process_workers import serialize
@@ -26,7 +25,6 @@ from jtrain.data.batches.row_cache import DiskCache, MemoryCache
 from jtrain.data.images.image_dataset import read_labelled
 from jtrain.data.images.image_folder import ImageFolder
 from jtrain.data.known_sets import Shakespeare, read_digits
-from jtrain.data.sources.arrays import Interleaved, hold_out
 from jtrain.data.sources.records import TFRecords
 from jtrain.data.text.prepare import prepare
 from jtrain.data.text.random_tokens import UniformTokens
@@ -41,11 +39,6 @@ VERSE = "Shall I compare thee to a summer's day?\nThou art more lovely and more 
 def arrays(_: Path) -> Source:
     rng = np.random.default_rng(1)
     return Arrays(image=rng.random((77, 4, 3), np.float32), label=rng.integers(0, 9, 77))
-
-
-def token_file(folder: Path) -> Source:
-    np.save(folder / "tokens.npy", TOKENS)
-    return Windows(read_tokens(folder / "tokens.npy"), context=8)
 
 
 def random_tokens(_: Path) -> Source:
@@ -107,10 +100,6 @@ def cached_on_disk(folder: Path) -> Source:
     return DiskCache(image_folder(folder), folder / "cache")
 
 
-def interleaved(folder: Path) -> Source:
-    return Interleaved([idx_files(folder), hold_out(idx_files(folder), 0.2)[1]])
-
-
 def digits(folder: Path) -> Source:
     return read_digits(write_digits(folder) / "digits.csv.gz")
 
@@ -126,9 +115,9 @@ def shakespeare(_: Path) -> Source:
 
 
 SOURCES = [
-    *(arrays, token_file, random_tokens, text_files, token_folder, packed_array, packed_folder),
+    *(arrays, random_tokens, text_files, token_folder, packed_array, packed_folder),
     *(grain_dicts, grain_tuples, idx_files, image_folder, cached_in_memory, cached_on_disk),
-    *(interleaved, digits, tf_records, shakespeare),
+    *(digits, tf_records, shakespeare),
 ]
 PINNED = "f9d6cf17893b76d62d7b250247fbe36339c5794d77e571d911dbf0127e5f20a8"
 FIRST = 300  # rows looked at one by one: all, where the source is not large

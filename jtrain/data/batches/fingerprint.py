@@ -81,12 +81,6 @@ def fingerprint_files(paths: Sequence[str | Path], *more: str) -> str:
     return f"{files} of {total} bytes {digest.hexdigest()}"
 
 
-def fingerprint_turns(parts: Sequence[Any]) -> str:
-    """Return the fingerprints of what is read in turn; empty if a part has none."""
-    lines = [fingerprint(part) for part in parts]
-    return f"in turn: {'; '.join(lines)}" if all(lines) else ""
-
-
 def fingerprint_tokens(tokens: Any) -> str:
     """Return the fingerprint of a row of tokens in memory, or that of a folder of tokens."""
     return (

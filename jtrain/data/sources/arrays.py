@@ -1,11 +1,11 @@
-"""Rows of arrays in memory, subsets of a source, and several sources in turn."""
+"""Rows of arrays in memory, subsets of a source, and batches from several sources."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
-from jtrain.data.batches.fingerprint import fingerprint, fingerprint_arrays, fingerprint_turns
+from jtrain.data.batches.fingerprint import fingerprint, fingerprint_arrays
 from jtrain.data.batches.shuffle import permute
 from jtrain.data.sources.source import Source, to_native
 from jtrain.errors import DataError
@@ -148,53 +148,6 @@ def hold_out_last(
         )
     first = len(rows) - min(len(rows) - 1, max(1, round(len(rows) * share)))
     return rows[:first], rows[first:]
-
-
-class Interleaved:
-    """The rows of several sources in turn: the first of each, the second of each, and so on.
-
-    A source without rows left is passed over. `InOrder` reads in this order, so reading is spread
-    over all disks if the files are on several; `Shuffled` draws from all sources in any case.
-
-    Raises:
-        DataError: if no source has a row.
-    """
-
-    def __init__(self, sources: Sequence[Source]):
-        self._sources = dict(enumerate(sources))
-        lengths = np.array([len(source) for source in sources], np.int64)
-        if not lengths.sum():
-            raise DataError(
-                f"{len(sources)} sources should be read in turn, and none has a row. Give at "
-                f"least one with rows."
-            )
-        # A phase is a range of rounds in which the same sources, `_active`, still have rows.
-        ends = np.unique(lengths[lengths > 0])
-        begins = np.concatenate([[0], ends[:-1]])
-        self._active = [np.flatnonzero(lengths > begin) for begin in begins]
-        self._begins = begins
-        counts = (ends - begins) * np.array([len(active) for active in self._active])
-        self._first = np.concatenate([[0], np.cumsum(counts)])  # row of each phase, and the length
-
-    def __len__(self) -> int:
-        return int(self._first[-1])
-
-    def __getitem__(self, indices: np.ndarray, /) -> dict[str, np.ndarray]:
-        return read_interleaved(self._sources, *self._places(indices))
-
-    def fingerprint(self) -> str:
-        """Return the fingerprints of all sources; empty if one has none."""
-        return fingerprint_turns(list(self._sources.values()))
-
-    def _places(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # each int64, b
-        """Return the source of each row, and its row in that source."""
-        source_of, rows = np.empty_like(indices), np.empty_like(indices)
-        phases = np.searchsorted(self._first, indices, "right") - 1
-        for phase in np.unique(phases).tolist():
-            chosen, active = np.flatnonzero(phases == phase), self._active[phase]
-            rounds, turn = np.divmod(indices[chosen] - self._first[phase], len(active))
-            source_of[chosen], rows[chosen] = active[turn], self._begins[phase] + rounds
-        return source_of, rows
 
 
 def read_interleaved(

@@ -1,7 +1,6 @@
 """The configs of texts: characters, prepared tokens, mixtures, and pairs for embeddings."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,7 +15,7 @@ from jtrain.data.sources.files import find_files
 from jtrain.data.sources.parquet import iterate_rows
 from jtrain.data.sources.source import Source
 from jtrain.data.text.documents import read_pieces, read_text
-from jtrain.data.text.lines import InterleavedStream, Lines, make_line_rows
+from jtrain.data.text.lines import Lines, make_line_rows
 from jtrain.data.text.token_files import TokenFiles
 from jtrain.data.text.token_rows import Packed, Windows
 from jtrain.data.text.tokenizer_file import read_tokenizer
@@ -262,7 +261,7 @@ class LineCorpus(NamedTuple):
         config = self.config
         return ShardedStream(
             find_files(config.path),
-            lambda files: _open_lines(config, list(files), seed),
+            lambda files: Lines(files, field=config.field, buffer=config.buffer, seed=seed),
             make_line_rows(self.vocabulary, config.context),
             size=size,
             policy=config.sharing,
@@ -296,9 +295,6 @@ class TextLines:
     """The field of a JSON line that has the text; empty: learn JSON as it is."""
     buffer: int = Field(default=1000, ge=1)
     """Lines in the shuffle buffer, from which the next line is drawn; 1: in order."""
-    interleave: int = Field(default=1, ge=1)
-    """Files that are read at once, a line of each in turn; 1: one file after the other. Above 1
-    each file has an equal share of the buffer."""
     tokenizer: str = ""
     """A tokenizer.json, or the tokenizer in a folder of `jtrain data prepare`; empty: bytes."""
     sharing: Literal["auto", "file", "data", "off"] = "auto"
@@ -314,14 +310,3 @@ class TextLines:
         """
         tokenizer = read_tokenizer(self.tokenizer) if self.tokenizer else ByteTokenizer()
         return LineCorpus(self, tokenizer)
-
-
-def _open_lines(config: TextLines, files: list[Path], seed: int) -> Lines | InterleavedStream:
-    """Open the lines of the files: one file after the other, or several in turn."""
-    count = min(config.interleave, len(files))
-    buffer = max(1, config.buffer // count)
-    parts = [
-        Lines(files[first::count], field=config.field, buffer=buffer, seed=seed + first)
-        for first in range(count)
-    ]
-    return parts[0] if count == 1 else InterleavedStream(parts)

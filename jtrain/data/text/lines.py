@@ -7,8 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from jtrain.data.batches.fingerprint import fingerprint_files, fingerprint_turns
-from jtrain.data.batches.stream import Stream
+from jtrain.data.batches.fingerprint import fingerprint_files
 from jtrain.data.sources.files import find_files
 from jtrain.data.text.documents import DocumentCursor, read_pieces
 from jtrain.data.text.tokenizers import Tokenizer
@@ -119,45 +118,3 @@ def make_line_rows(tokenizer: Tokenizer, context: int) -> Callable[[str], dict[s
         return {"tokens": tokens, "length": np.array(max(len(numbers) - 1, 0), np.int32)}
 
     return row
-
-
-class InterleavedStream:
-    """A stream that takes one item from each of several streams in turn.
-
-    All streams are endless, so each gives an equal share however long its files are; the state is
-    that of all streams, and whose turn it is.
-    """
-
-    def __init__(self, streams: Sequence[Stream]):
-        self._streams, self._turn = list(streams), 0
-
-    def next(self) -> Any:
-        """Return the next item."""
-        item = self._streams[self._turn].next()
-        self._turn = (self._turn + 1) % len(self._streams)
-        return item
-
-    def state(self) -> dict[str, Any]:
-        """Return the position as JSON."""
-        return {"turn": self._turn, "streams": [stream.state() for stream in self._streams]}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go to the position that an equal stream had when it returned `state`.
-
-        Raises:
-            DataError: if the state has another number of streams, or other files.
-        """
-        saved = state.get("streams", [state])
-        if len(saved) != len(self._streams):
-            raise DataError(
-                f"{len(self._streams)} streams are read in turn (data.interleave), and the run "
-                f"should resume with {len(saved)}. Set data.interleave={len(saved)}, or start a "
-                f"new run: name=NAME-2"
-            )
-        for stream, place in zip(self._streams, saved, strict=True):
-            stream.restore(place)
-        self._turn = state.get("turn", 0)
-
-    def fingerprint(self) -> str:
-        """Return the fingerprints of all streams; empty if one has none."""
-        return fingerprint_turns(self._streams)

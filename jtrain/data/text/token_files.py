@@ -1,4 +1,4 @@
-"""Token files: a folder of them, or one without a header, mapped into memory and read on access."""
+"""Token files: a folder of them, mapped into memory and read on access."""
 
 import zlib
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jtrain.data.batches.fingerprint import fingerprint_files
-from jtrain.data.sources.files import fetch_folder, find_files
+from jtrain.data.sources.files import fetch_folder
 from jtrain.data.text.tokenizer_file import read_tokenizer
 from jtrain.data.text.tokenizers import Tokenizer, describe_tokenizer, fingerprint
 from jtrain.errors import DataError
@@ -248,44 +248,3 @@ def _nearest(ends: np.ndarray, wanted: int) -> int:
     after = min(int(np.searchsorted(ends, wanted)), len(ends) - 1)
     before = max(after - 1, 0)
     return min(before, after, key=lambda place: abs(int(ends[place]) - wanted))
-
-
-RAW = ("uint8", "uint16", "uint32", "int32")  # what a file without a header may hold
-
-
-def read_tokens(path: str | Path, dtype: str = "uint16") -> np.ndarray:  # n
-    """Return the tokens of a `.npy` file, or of a raw `.bin` file of `dtype` (little-endian).
-
-    Raises:
-        DataError: no such file, no tokens in it, or a size or a type that does not match `dtype`.
-    """
-    (path,) = find_files(path)
-    if path.suffix == ".npy":
-        return _numpy_file(path)
-    if dtype not in RAW:
-        raise DataError(
-            f"dtype {dtype!r} is not one of {', '.join(RAW)}. Set dtype=uint16 or uint32."
-        )
-    kind = np.dtype(dtype).newbyteorder("<")
-    size = path.stat().st_size
-    if size == 0 or size % kind.itemsize:
-        raise DataError(
-            f"{path} should hold {dtype} tokens of {kind.itemsize} bytes and has {size} bytes. "
-            f"Set the dtype it was written with ({', '.join(RAW)}), or write it again."
-        )
-    check_regular(path)
-    return np.memmap(path, kind, mode="r")
-
-
-def _numpy_file(path: Path) -> np.ndarray:
-    try:
-        check_regular(path)
-        tokens = np.load(path, mmap_mode="r", allow_pickle=False)
-        if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-            raise ValueError(f"it holds {tokens.dtype} of shape {tokens.shape}")
-        return tokens
-    except (ValueError, OSError) as error:
-        raise DataError(
-            f"{path} is not a complete .npy file of one row of tokens ({error}). Write it again "
-            f"with np.save(path, tokens), of tokens.ravel().astype('uint16')."
-        ) from error
