@@ -56,9 +56,9 @@ MANIFESTS: Mapping[str, ManifestEngine] = {
 _PRINTED = {"restarts", "topology", "image", "name", "claim", "volume"}
 # The options that an engine takes.
 ENGINES = {
-    "local": {"processes", "devices", "port", "restarts", "patience"},
+    "local": {"processes", "devices", "restarts", "patience"},
     "ray": {"processes", "devices", "restarts", "address", "env", "resources"},
-    "k8s": {*_PRINTED, "queue", "select", "in_place"},
+    "k8s": {*_PRINTED, "queue", "select"},
     "trainjob": {*_PRINTED, "queue", "select"},
     "skypilot": {*_PRINTED, "spot"},
 }
@@ -83,7 +83,6 @@ def main(argv: Sequence[str]) -> int:
         [sys.executable, "-m", "jtrain", args.verb, *rest],
         processes=args.processes,
         devices=args.devices,
-        port=args.port,
         restarts=args.restarts or 0,
         patience=Patience.parse(args.patience),
         program=args.program,
@@ -104,7 +103,7 @@ def _check_options(args: argparse.Namespace, parser: Arguments) -> None:
                 f"jtrain launch: the engine {args.engine} takes no --{name.replace('_', '-')}; "
                 f"leave it out, or type {' or '.join(takers)}"
             )
-    for name, least in (("processes", 1), ("devices", 0), ("port", 0), ("restarts", 0)):
+    for name, least in (("processes", 1), ("devices", 0), ("restarts", 0)):
         if getattr(args, name) is not None and getattr(args, name) < least:
             raise UserError(f"jtrain launch: --{name} is at least {least}; type --{name} 2")
 
@@ -141,8 +140,6 @@ def _arguments() -> Arguments:
     parser.add_argument("--processes", type=int, default=2, metavar="N", help=words)
     words = "CPU devices of each; default one, or the number in the config"
     parser.add_argument("--devices", type=int, default=0, metavar="N", help=words)
-    words = "port of the first process on the loopback; default a free port"
-    parser.add_argument("--port", type=int, default=0, metavar="N", help=words)
     words = "restarts of all after one failed or was stuck; never after exit code 2"
     parser.add_argument("--restarts", type=int, metavar="N", help=words)
     words = "seconds after which a process is stuck: 60 for all phases, or step=60,compile=600"
@@ -170,8 +167,6 @@ def _arguments() -> Arguments:
     group.add_argument("--queue", default="", metavar="NAME", help=words)
     words = "label that the nodes must have; may be repeated"
     group.add_argument("--select", action="append", default=[], metavar="KEY=VALUE", help=words)
-    words = "restart pods in place, by JobSet's agent of this image (alpha; k8s only)"
-    group.add_argument("--in-place", default="", metavar="IMAGE", help=words)
     words = "machines that may be taken away, for less money (skypilot; a label for others)"
     group.add_argument("--spot", action="store_true", help=words)
     words = "the verb to run in each, with its arguments"
@@ -241,7 +236,6 @@ def _job(args: argparse.Namespace, command: Sequence[str], machines: Machines) -
         volume=args.volume.rstrip("/"),
         queue=args.queue,
         select=_labels(args.select),
-        agent=args.in_place,
         spot=args.spot,
         grace=int(config.checkpoint.grace) + 5,
     )

@@ -1,15 +1,14 @@
 """Ports of the loopback, each claimed by one launch of this machine."""
 
 import contextlib
+import errno
 import random
 import socket
 import sys
 from collections.abc import Iterator
 
 from jtrain.distributed.cluster.cluster import LOOPBACK
-from jtrain.errors import ConfigError
 
-TRIES = 100
 # Free ports: below those that the kernel gives to sockets without a port of their own, so that none
 # of them has it when a process listens there, seconds later. Kubernetes has those from 30,000 on.
 LOWEST, HIGHEST = 20_000, 29_999
@@ -17,60 +16,45 @@ _given: set[int] = set()  # ports that this process has found free
 
 
 @contextlib.contextmanager
-def claimed_port(port: int = 0) -> Iterator[int]:
-    """Claim a port for the processes of a launch: `port`, or a free one if it is 0.
+def claimed_port() -> Iterator[int]:
+    """Claim a free port for the processes of a launch.
 
     The port itself stays free for process 0 and then for JAX, which bind it in turn. So the lock is
-    on the name of the port, taken before any check that the port is free: two launches that begin
-    at the same moment never claim the same port. On Linux it is a socket in the namespace of the
-    ports themselves, for all users; elsewhere there is none.
-
-    Raises:
-        ConfigError: if another launch has claimed it, or another program listens there.
+    on the name of the port: two launches that begin at the same moment never claim the same port.
+    On Linux it is a socket in the namespace of the ports themselves, for all users; elsewhere there
+    is none.
     """
-    number = port
     with socket.socket(socket.AF_UNIX) as lock:
-        for _ in range(1 if port else TRIES):
-            number = port or free_port()
+        while True:
+            port = free_port()
             try:
                 if sys.platform == "linux":
-                    lock.bind(f"\0jtrain-launch-{number}")
-                break
-            except OSError:
-                continue
-        else:
-            raise _error(number, "another jtrain launch has it")
-        if port and (why := _why_unavailable(port)):
-            holder, _ = find_port_holder(port)
-            raise _error(port, f"{holder} listens there" if holder else why)
-        yield number
+                    lock.bind(f"\0jtrain-launch-{port}")
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                continue  # another launch has it
+            yield port
+            return
 
 
 def free_port() -> int:
     """Return a port of the loopback at which no program listens, another one at each call."""
     while True:
         port = random.SystemRandom().randint(LOWEST, HIGHEST)
-        if port not in _given and not _why_unavailable(port):
+        if port not in _given and _is_free(port):
             _given.add(port)
             return port
 
 
-def _why_unavailable(port: int) -> str:
-    """Return why no program can listen at a port; empty if one can."""
+def _is_free(port: int) -> bool:
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((LOOPBACK, port))
-        except (OSError, OverflowError) as error:
-            return getattr(error, "strerror", "") or f"{error}"
-    return ""
-
-
-def _error(port: int, why: str) -> ConfigError:
-    return ConfigError(
-        f"jtrain launch: --port {port} is not available ({why}). Leave --port out to use a free "
-        f"one, such as {free_port()}."
-    )
+        except OSError:
+            return False
+    return True
 
 
 def find_port_holder(port: int) -> tuple[str, str]:

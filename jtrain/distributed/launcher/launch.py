@@ -24,7 +24,6 @@ def launch(
     *,
     processes: int,
     devices: int = 0,
-    port: int = 0,
     restarts: int = 0,
     patience: Patience | None = None,
     program: str = "",
@@ -39,13 +38,9 @@ def launch(
 
     Args:
         devices: CPU devices of each process; 0: the default of JAX.
-        port: port of the coordinator; 0: a free port, a new one for each attempt.
         restarts: number of restarts after a process failed or was stuck.
         patience: seconds in each phase after which a process counts as stuck.
         program: the words before the verb that start the same processes again.
-
-    Raises:
-        ConfigError: if the port is in use, or another launch has it.
     """
     if processes > 1:
         _warn_about_hostname()
@@ -54,8 +49,8 @@ def launch(
 
     @contextlib.contextmanager
     def begin() -> Iterator[ProcessGroup]:
-        with contextlib.nullcontext(port) if port else claimed_port() as number:
-            address = f"{LOOPBACK}:{number}"
+        with claimed_port() as port:
+            address = f"{LOOPBACK}:{port}"
             environs = [
                 worker_environment(os.environ, address, index, processes, devices) | shared
                 for index in range(processes)
@@ -68,8 +63,6 @@ def launch(
                 yield group
 
     with contextlib.ExitStack() as stack:
-        if port:
-            stack.enter_context(claimed_port(port))
         if processes > 1:
             shared |= stack.enter_context(throwaway_certificate(os.environ))
             shared[TOKEN] = os.environ.get(TOKEN) or secrets.token_hex(16)

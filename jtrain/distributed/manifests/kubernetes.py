@@ -37,8 +37,6 @@ class ClusterJob:
     """Local queue of Kueue."""
     select: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Labels that a node must have."""
-    agent: str = ""
-    """Image of JobSet's agent, which restarts pods in place; empty: pods are made anew."""
     spot: bool = False
     """Machines that may be taken away at any time, for less money; SkyPilot's."""
     grace: int = 30
@@ -92,7 +90,7 @@ def job_set(job: ClusterJob) -> dict[str, Any]:
         ConfigError: if Kubernetes would not accept it.
     """
     check_kubernetes(job, WORKERS)
-    machines, policy = job.machines, _failure_policy(job)
+    machines = job.machines
     container = {
         "name": "jtrain",
         "image": job.image,
@@ -107,15 +105,12 @@ def job_set(job: ClusterJob) -> dict[str, Any]:
         "completions": machines.hosts,
         **_job_template(job, container),
     }
-    if job.agent:
-        policy = {"restartStrategy": "InPlaceRestart", **policy}
-        _restart_in_place(job, template)
     workers = {"name": WORKERS, "replicas": machines.groups, "template": {"spec": template}}
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
         "metadata": {"name": job.name, **_queue(job), **_node_pool(machines)},
-        "spec": {"failurePolicy": policy, "replicatedJobs": [workers]},
+        "spec": {"failurePolicy": _failure_policy(job), "replicatedJobs": [workers]},
     }
 
 
@@ -248,42 +243,6 @@ def _environment(machines: Machines) -> list[dict[str, Any]]:
     return env
 
 
-def _field(variable: str, annotation: str = "") -> dict[str, Any]:
+def _field(variable: str, annotation: str) -> dict[str, Any]:
     path = f"metadata.annotations['jobset.sigs.k8s.io/{annotation}']"
-    field = {"fieldRef": {"fieldPath": path if annotation else "metadata.name"}}
-    return {"name": variable, "valueFrom": field}
-
-
-def _restart_in_place(job: ClusterJob, template: dict[str, Any]) -> None:
-    """Let JobSet's agent restart the containers of all pods, which stay on their nodes.
-
-    An alpha feature of JobSet 0.12 (its gate InPlaceRestart) and of Kubernetes 1.35 (the action
-    RestartAllContainers). Source: https://github.com/kubernetes-sigs/jobset/tree/v0.12.0/keps/467-InPlaceRestart.
-    """
-    template |= {"backoffLimit": 2**31 - 1, "podReplacementPolicy": "Failed"}
-    pod = template["template"]["spec"]
-    pod["serviceAccountName"] = "jobset-in-place-restart"
-    pod["containers"][0] |= {
-        "restartPolicy": "Never",
-        "restartPolicyRules": [_restart_unless(0, EXIT_USER_ERROR)],
-    }
-    # The worker starts once the agents of all pods are up: ten minutes at most.
-    probe = {
-        "httpGet": {"path": "/barrier-is-down", "port": 8081},
-        "failureThreshold": 600,
-        "periodSeconds": 1,
-    }
-    agent = {
-        "name": "in-place-restart-agent",
-        "image": job.agent,
-        "restartPolicy": "Always",  # a sidecar
-        "restartPolicyRules": [_restart_unless(0)],
-        "env": [_field("JOBSET_NAME", "jobset-name"), _field("POD_NAME")],
-        "startupProbe": probe,
-    }
-    pod["initContainers"] = [agent]
-
-
-def _restart_unless(*codes: int) -> dict[str, Any]:
-    exit_codes = {"operator": "NotIn", "values": list(codes)}
-    return {"action": "RestartAllContainers", "exitCodes": exit_codes}
+    return {"name": variable, "valueFrom": {"fieldRef": {"fieldPath": path}}}

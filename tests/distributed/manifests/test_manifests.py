@@ -56,18 +56,6 @@ def test_each_is_valid_by_the_published_schema(engine):
             validator(document).validate(document)
 
 
-def test_a_restart_in_place_is_valid_too():
-    (document,) = documents("k8s", job("k8s", "v5e:4x4", agent="registry/agent:1"))
-    validator(document).validate(document)
-    template = document["spec"]["replicatedJobs"][0]["template"]["spec"]
-    # What JobSet's webhook demands beside the schema (pkg/webhooks/jobset_webhook.go, v0.12.0).
-    assert template["backoffLimit"] == 2**31 - 1
-    assert template["podReplacementPolicy"] == "Failed"
-    assert template["completions"] == template["parallelism"]
-    (worker,) = template["template"]["spec"]["containers"]
-    assert worker["restartPolicyRules"][0]["exitCodes"] == {"operator": "NotIn", "values": [0, 2]}
-
-
 @pytest.mark.parametrize("engine", ["k8s", "trainjob", "skypilot"])
 def test_each_is_its_golden_file(engine):
     for topology in [topology for name, topology in CASES if name == engine]:
