@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,6 @@ from jtrain.data.text.tokenizers import fingerprint
 from jtrain.errors import ConfigError
 from jtrain.io.png import encode_png, tile_images
 from jtrain.train.experiment import build_experiment
-
-SHADES = " .:-=+*#%@"  # from black to white on a dark screen
 
 
 def to_bytes(images: np.ndarray) -> np.ndarray:  # b h w [c], or b n
@@ -39,29 +36,6 @@ def to_bytes(images: np.ndarray) -> np.ndarray:  # b h w [c], or b n
     values = images.astype(np.float64)
     low, high = np.nanmin(values), np.nanmax(values)
     return np.nan_to_num((values - low) / ((high - low) or 1) * 255).round().astype(np.uint8)
-
-
-def render_blocks(picture: np.ndarray) -> str:  # h w c, uint8, c 1 or 3
-    """Render the picture for a terminal with 24-bit colours: a character is two pixels high."""
-    picture = np.broadcast_to(picture, (*picture.shape[:2], 3))
-    picture = np.pad(picture, ((0, len(picture) % 2), (0, 0), (0, 0)))
-    lines = []
-    for upper, lower in zip(picture[::2].tolist(), picture[1::2].tolist(), strict=True):
-        pairs = zip(upper, lower, strict=True)
-        cells = (f"\x1b[38;2;{_colour(a)};48;2;{_colour(b)}m\u2580" for a, b in pairs)
-        lines.append("".join(cells) + "\x1b[0m")
-    return "\n".join(lines)
-
-
-def render_shades(picture: np.ndarray) -> str:  # h w c, uint8, c 1 or 3
-    """Render the picture as plain text: a pixel is two characters wide."""
-    grey = picture.astype(int).mean(-1)
-    shades = [[2 * SHADES[int(pixel) * len(SHADES) // 256] for pixel in line] for line in grey]
-    return "\n".join("".join(line).rstrip() for line in shades)
-
-
-def _colour(pixel: list[int]) -> str:
-    return ";".join(map(str, pixel))
 
 
 BOUNDARY, PADDING = "⏐", "·"  # between two documents of a row; padding at its end
@@ -95,9 +69,6 @@ def show(argv: Sequence[str]) -> int:
         print(f"  tokenizer {tokenizer.kind} {fingerprint(tokenizer)}, {len(tokenizer):,} tokens")
     if args.out:
         print(f"\n{args.out}: {len(rows['row'])} pictures")
-    elif "image" in rows:
-        render = render_blocks if sys.stdout.isatty() else render_shades
-        sys.stdout.write("\n" + render(tile_images(to_bytes(rows["image"]))) + "\n")  # in colours
     print("\n" + "\n".join(_lines(rows, tokenizer)))
     return 0
 
@@ -182,7 +153,7 @@ def show_arguments() -> Arguments:
     parser = Arguments(
         "data show",
         "Print rows of a batch that a run would train on: text (⏐ between documents, · for\n"
-        "padding), pictures, or numbers. Nothing is trained.",
+        "padding) or numbers; --out writes images. Nothing is trained.",
         "configs/shakespeare.yaml",
         "configs/shakespeare.yaml --step 100 --rows 4",
         "configs/fashion_mnist.yaml --out rows.png",
@@ -190,6 +161,6 @@ def show_arguments() -> Arguments:
     parser.add_config()
     parser.add_argument("--step", default="0", help="the batch (0, the first)")
     parser.add_argument("--rows", default="8", help="number of rows (8)")
-    parser.add_argument("--out", metavar="FILE.png", help="write the pictures to a file instead")
+    parser.add_argument("--out", metavar="FILE.png", help="write the images to a file")
     parser.add_json()
     return parser

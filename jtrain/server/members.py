@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jtrain.errors import UserError
+from jtrain.io.formatting import align_columns
 from jtrain.io.jsonl import complete_rows
 
 LOST = 3.0  # seconds in which a worker whose connection broke has to ask again
@@ -160,10 +161,7 @@ def describe_attendance(directory: Path) -> str:
 def format_attendance(stays: Sequence[Mapping[str, Any]]) -> str:
     """Return a table."""
     head = ("worker", "host", "process", "joined", "steps", "leases", "left")
-    rows = [head, *(_row(stay) for stay in stays)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-    lines = ("  ".join(f"{cell:{w}}" for cell, w in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(align_columns([head, *map(_row, stays)], right=()))
 
 
 def _row(stay: Mapping[str, Any]) -> tuple[str, ...]:
