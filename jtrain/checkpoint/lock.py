@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from jtrain.checkpoint import layout
-from jtrain.distributed.cluster.cluster import PORT
 from jtrain.errors import CheckpointError
 from jtrain.io.disk_errors import attempt
 from jtrain.io.regular_files import read_json
@@ -182,32 +181,18 @@ def _this_process() -> dict[str, Any]:
 
 
 def _held_error(directory: Path, who: dict[str, Any]) -> CheckpointError:
-    name = f"process {who['pid']} on {who['host']}" if who else "another process"
-    age = ""
+    name, stop = "another process writes there", "stop it"
     if who:
-        age = time.strftime(" since %Y-%m-%d %H:%M:%S", time.localtime(who["since"]))
-        age += f" ({max(0, time.time() - who['since']):.0f} s)"
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(who["since"]))
+        name = f"process {who['pid']} on {who['host']} writes there since {since}"
+        is_local = who["host"] == socket.gethostname()
+        stop = f"stop it ({'' if is_local else 'ssh {host} '.format(**who)}kill {who['pid']})"
+        if is_local and who["pid"] == os.getpid():
+            stop = "which is this process itself: close its CheckpointManager"
     return CheckpointError(
-        f"{directory} can have one writer, and {name} writes there{age}. "
-        f"{_advice(who)}, or start a run of another name (name=...).{_join_advice(who)}"
-    )
-
-
-def _join_advice(who: dict[str, Any]) -> str:
-    """Return how the two train one model together; empty if they are one process."""
-    host = who.get("host", "")
-    if not who or (host == socket.gethostname() and who["pid"] == os.getpid()):
-        return ""
-    if host == socket.gethostname():
-        return (
-            " If both are to train one model, start them together: jtrain launch --processes 2 "
-            "run CONFIG."
-        )
-    return (
-        f" If both are to train one model, they do not know of one another: set "
-        f"JTRAIN_COORDINATOR={host}:{PORT} and JTRAIN_PROCESSES=2 (their number) for both, "
-        f"JTRAIN_PROCESS=0 on {host} and JTRAIN_PROCESS=1 here, and start both again. "
-        f"`jtrain show CONFIG --cluster` prints what a process finds."
+        f"{directory} can have one writer, and {name}. Wait for it, {stop}, or start a run of "
+        f"another name (name=...). To train one model together, processes are started by a "
+        f"launcher, such as jtrain launch; `jtrain show CONFIG --cluster` prints what one finds."
     )
 
 
@@ -219,13 +204,3 @@ def _unwritable_error(path: Path, error: OSError) -> CheckpointError:
             f"rm -r {path}"
         )
     return layout.unwritable_error(path.parent, error)
-
-
-def _advice(who: dict[str, Any]) -> str:
-    if not who:
-        return "Wait for it, or stop it"
-    is_local = who["host"] == socket.gethostname()
-    if is_local and who["pid"] == os.getpid():
-        return "That is this process itself: close its CheckpointManager"
-    prefix = "" if is_local else f"ssh {who['host']} "
-    return f"Wait for it, stop it ({prefix}kill {who['pid']})"

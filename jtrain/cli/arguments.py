@@ -1,15 +1,13 @@
 """Command-line arguments of a verb: a config or a run, KEY=VALUE settings and options."""
 
 import argparse
-import itertools
 import re
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from jtrain.errors import CheckpointError, UserError
-from jtrain.errors.spelling import did_you_mean, nearest_name
+from jtrain.errors.spelling import did_you_mean
 
 
 class Arguments(argparse.ArgumentParser):
@@ -50,10 +48,9 @@ class Arguments(argparse.ArgumentParser):
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse the arguments; options may stand anywhere among the words."""
-        self._check_spaces(argv)
         args, unknown = self.parse_known_intermixed_args(argv)
         for word in unknown:
-            raise UserError(self._unknown_option(word, argv))
+            raise UserError(self._unknown_option(word))
         config = getattr(args, "config", "")
         if isinstance(config, str) and "=" in config and not Path(config).exists():
             self.config_and_words([config, *getattr(args, "settings", ())])
@@ -88,45 +85,15 @@ class Arguments(argparse.ArgumentParser):
             message = f"{required}{names}; write {self._example}"
         raise UserError(f"{self.prog}: {message}; {self.prog} --help lists the options")
 
-    def _check_spaces(self, argv: Sequence[str]) -> None:
-        """Raise unless settings are typed without spaces around `=`."""
-        for i, word in enumerate(argv):
-            if i == 0:  # the config, or the run
-                continue
-            after = argv[i + 1] if i + 1 < len(argv) else ""
-            if not after.startswith("=") and not (word.endswith("=") and _is_value(after)):
-                continue
-            words, end = [word, after], i + 2
-            if after == "=" and end < len(argv):
-                words.append(argv[end])
-                end += 1
-            fixed = [*argv[:i], "".join(words), *argv[end:]]
-            raise UserError(
-                f"{self.prog}: {' '.join(words)}: a setting has no spaces around its `=`; write "
-                f"{shlex.join([*self.prog.split(), *fixed])}"
-            )
-
-    def _unknown_option(self, word: str, argv: Sequence[str]) -> str:
+    def _unknown_option(self, word: str) -> str:
         """Return the message for an unknown option: the known options and a suggestion."""
         if not word.startswith("-"):
             return f"{self.prog}: {word} is one word too many; write {self._example}"
-        key, equals, value = word.lstrip("-").partition("=")
-        key = key.replace("-", "_")
-        after = next((b for a, b in itertools.pairwise(argv) if a == word), "")
-        value = value if equals else after if _is_value(after) else "VALUE"
         options = [name for action in self._actions for name in action.option_strings]
-        # `--step` was meant for `--stpe 3`, and no option for `--steps 100`, which is a key.
-        close = not equals and key not in COMMON and nearest_name(word, options)
-        meant = did_you_mean(word, options) if close else f"; a value is set by {key}={value}"
-        return f"{self.prog}: no option {word}; the options are {', '.join(options)}{meant}"
-
-
-# Keys of every config and of most experiments, which are often typed as options.
-COMMON = {"steps", "batch", "seed", "name", "microbatches", "steps_per_call", "lr", "epochs"}
-
-
-def _is_value(word: str) -> bool:
-    return bool(word) and "=" not in word and not word.startswith("-")
+        return (
+            f"{self.prog}: no option {word}; the options are {', '.join(options)}"
+            f"{did_you_mean(word, options)}; a value is set by KEY=VALUE, without dashes"
+        )
 
 
 def _example(command: str) -> str:

@@ -231,9 +231,9 @@ class Command(NamedTuple):
 
 
 COMMANDS = [
-    Command("spaces around =", "steps = 100: a setting has no spaces around its `=`",
-         f"write jtrain run {CONFIG} steps=100", ("run", CONFIG, "steps", "=", "100")),
-    Command("a key as an option", "no option --steps", "a value is set by steps=100",
+    Command("spaces around =", "steps: is not a setting", "write KEY=VALUE",
+         ("run", CONFIG, "steps", "=", "100")),
+    Command("a key as an option", "no option --steps", "a value is set by KEY=VALUE",
          ("run", CONFIG, "--steps", "100")),
     Command("a misspelt option", "no option --fats", "did you mean --fast?", ("run", CONFIG, "--fats")),
     Command("no config", "a config file is missing", "write jtrain run configs/shakespeare.yaml; configs/ has quick",
