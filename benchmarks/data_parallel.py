@@ -19,7 +19,7 @@ from typing import Any
 
 from pairs import machine, ratio, table, take_turns
 
-from jtrain.distributed.launcher.launch import worker_environment
+from jtrain.distributed.launcher.supervise import worker_environment
 from jtrain.distributed.port import free_port
 
 PEERS = Path(__file__).parent / "peers"

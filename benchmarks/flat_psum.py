@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-from jtrain.distributed.launcher.launch import worker_environment
+from jtrain.distributed.launcher.supervise import worker_environment
 from jtrain.distributed.port import free_port
 
 SCRIPT = os.path.abspath(__file__)

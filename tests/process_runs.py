@@ -12,7 +12,7 @@ import numpy as np
 
 import jtrain as jt
 from jtrain.config.resolve import resolve
-from jtrain.data.text.random_tokens import RandomTokens
+from jtrain.data.text.corpora import RandomTokens
 
 TINY = (
     *("batch=16", "steps=4", "microbatches=1", "log.every=1", "checkpoint.every=0"),

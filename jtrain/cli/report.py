@@ -17,7 +17,7 @@ from jtrain.inspect.report.series import summarize_run
 from jtrain.io.object_store import check_local_path, check_local_run
 from jtrain.io.regular_files import atomic_write
 from jtrain.sweep.members import read_record
-from jtrain.sweep.results import format_table, score_member
+from jtrain.sweep.sweep import format_table, score_member
 
 DEPTH = 2  # runs/ has sweeps, and a sweep has runs
 

@@ -19,8 +19,7 @@ def main(argv: Sequence[str]) -> int:
     if args.jobs < 1:
         raise UserError(f"jtrain sweep: --jobs {args.jobs} is not a count; write --jobs 2")
 
-    from jtrain.sweep.results import as_json, format_table, mean_curves
-    from jtrain.sweep.sweep import sweep
+    from jtrain.sweep.sweep import as_json, format_table, mean_curves, sweep
     from jtrain.train.charts import text_chart
 
     stream = sys.stderr if args.json else sys.stdout

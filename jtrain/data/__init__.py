@@ -57,12 +57,12 @@ if TYPE_CHECKING:
     from jtrain.data.text.corpora import TextLines as TextLines
     from jtrain.data.text.corpora import TextPairs as TextPairs
     from jtrain.data.text.corpora import Tokens as Tokens
+    from jtrain.data.text.corpora import UniformTokens as UniformTokens
     from jtrain.data.text.documents import read_text as read_text
     from jtrain.data.text.hub_texts import HubTexts as HubTexts
     from jtrain.data.text.lines import Lines as Lines
     from jtrain.data.text.lines import make_line_rows as make_line_rows
     from jtrain.data.text.prepare import prepare as prepare
-    from jtrain.data.text.random_tokens import UniformTokens as UniformTokens
     from jtrain.data.text.token_files import TokenFiles as TokenFiles
     from jtrain.data.text.token_rows import Packed as Packed
     from jtrain.data.text.token_rows import Windows as Windows

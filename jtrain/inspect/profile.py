@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jtrain.errors import ConfigError
-from jtrain.inspect.explain.compiled import operation_modules
+from jtrain.inspect.explain.explain import operation_modules
 from jtrain.inspect.plan.collectives import KINDS
 from jtrain.io.formatting import align_columns, format_bytes, format_seconds
 from jtrain.io.regular_files import atomic_write, check_regular, read_json

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 from jtrain.distributed import ray_cluster
 from jtrain.distributed.cluster.cluster import LOOPBACK, Cluster
 from jtrain.distributed.cluster.rendezvous import bind_host
-from jtrain.distributed.launcher.worker import WorkerProcess
+from jtrain.distributed.launcher.process_group import WorkerProcess
 from jtrain.parallel import Server
 from jtrain.server.listener import Registry
 

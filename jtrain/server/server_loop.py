@@ -16,7 +16,6 @@ from jtrain.errors import ConfigError
 from jtrain.io.jsonl import JsonlWriter
 from jtrain.io.log import LOG
 from jtrain.parallel.strategies.server_modes import AsyncDiLoCo, StreamingDiLoCo
-from jtrain.server.async_diloco import AsyncDiLoCoCoordinator
 from jtrain.server.coordinator import Coordinator
 from jtrain.server.engines import ClusterEngine, Engine, LocalEngine, open_ray_engine
 from jtrain.server.listener import Registry
@@ -26,7 +25,7 @@ from jtrain.server.plan import Plan
 from jtrain.server.plan_checks import check_plan
 from jtrain.server.process import announced
 from jtrain.server.rounds import RoundCoordinator
-from jtrain.server.streaming import StreamingCoordinator
+from jtrain.server.streaming import AsyncDiLoCoCoordinator, StreamingCoordinator
 from jtrain.server.supervisor import open_cluster
 from jtrain.train.hooks.speed import Speed
 from jtrain.train.program import Program

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from permissions import permissions_hold
 
-from jtrain.checkpoint.weights_source import open_source
+from jtrain.checkpoint.init_from import open_source
 from jtrain.data.images.decode import ImageSize, decode_image
 from jtrain.data.images.image_dataset import read_idx
 from jtrain.data.sources.parquet import ParquetRows, iterate_rows

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jtrain.checkpoint import CheckpointManager, inspect, seal, storage, weights_source
+from jtrain.checkpoint import CheckpointManager, init_from, inspect, seal, storage
 from jtrain.distributed.multihost import check_equal
 from jtrain.errors import CheckpointError, DeviceError, PeerError
 
@@ -80,7 +80,7 @@ def main(directory: Path, port: str, index: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if index:  # as if the other process had saved a step between two listings
             patch.setattr(inspect, "resolve_step", lambda *_: 2)
-        assert weights_source.open_source(str(directory)).where == str(directory / "4")
+        assert init_from.open_source(str(directory)).where == str(directory / "4")
     apart(index)
     with CheckpointManager(directory) as checkpoints:
         if index == 0:

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from jtrain.checkpoint import CheckpointManager, lock
-from jtrain.checkpoint.weights_source import TensorFile
+from jtrain.checkpoint.init_from import TensorFile
 from jtrain.cli import main
 
 RUN = "runs/a/checkpoints"

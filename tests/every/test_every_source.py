@@ -26,8 +26,8 @@ from jtrain.data.images.image_dataset import read_labelled
 from jtrain.data.images.image_folder import ImageFolder
 from jtrain.data.known_sets import Shakespeare, read_digits
 from jtrain.data.sources.records import TFRecords
+from jtrain.data.text.corpora import UniformTokens
 from jtrain.data.text.prepare import prepare
-from jtrain.data.text.random_tokens import UniformTokens
 from jtrain.data.text.token_files import TokenFiles
 from jtrain.data.text.token_rows import Packed
 from jtrain.data.text.tokenizing import ByteTokens

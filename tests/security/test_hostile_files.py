@@ -17,7 +17,7 @@ from audit import unwanted, watched
 from quick_study import at_home, config_of, trained, write_study
 
 from jtrain.checkpoint import CheckpointManager, seal
-from jtrain.checkpoint.weights_source import open_source
+from jtrain.checkpoint.init_from import open_source
 from jtrain.cli import main
 from jtrain.config.resolve import resolve
 from jtrain.data import TokenFiles

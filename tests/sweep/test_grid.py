@@ -12,7 +12,7 @@ from jtrain.cli import main
 from jtrain.errors import DONE
 from jtrain.sweep import sweep
 from jtrain.sweep.members import SweepMember, build_members, label, parse_grid
-from jtrain.sweep.results import MemberScore, as_json, rank_groups
+from jtrain.sweep.sweep import MemberScore, as_json, rank_groups
 
 
 def test_the_last_key_changes_fastest_and_single_values_are_fixed():

@@ -15,7 +15,7 @@ import jtrain.train.processes
 from jtrain.checkpoint import layout
 from jtrain.cli import main
 from jtrain.distributed import multihost
-from jtrain.distributed.launcher.launch import worker_environment
+from jtrain.distributed.launcher.supervise import worker_environment
 from jtrain.distributed.port import free_port
 from jtrain.errors import FAULT, ConfigError, DamagedError, UnreachableError
 from jtrain.train.processes import check_devices, check_shared_directory, process_facts

@@ -13,7 +13,7 @@ from quick_study import At, PowerCutError, at_home, config_of, cut, kept, traine
 from unreachable_files import Disk
 
 from jtrain.checkpoint import layout
-from jtrain.checkpoint.weights_source import open_source
+from jtrain.checkpoint.init_from import open_source
 from jtrain.cli import main
 from jtrain.errors import FAULT, ConfigError, DamagedError, DataError
 from jtrain.io import disk_errors

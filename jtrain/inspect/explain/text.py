@@ -2,8 +2,7 @@
 
 from collections.abc import Container, Iterator, Sequence
 
-from jtrain.inspect.explain.compiled import CompiledProgram
-from jtrain.inspect.explain.explain import Explanation
+from jtrain.inspect.explain.explain import CompiledProgram, Explanation
 from jtrain.inspect.explain.modules import ModuleCost, fold_small, share
 from jtrain.inspect.explain.residuals import Residual, group_residuals
 from jtrain.io.formatting import align_columns, format_bytes, format_count, format_seconds
