@@ -18,10 +18,8 @@ def alone_here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sets are looked for in `folder` alone, whatever is installed on the machine."""
     monkeypatch.setenv("JTRAIN_DATA", str(folder))
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-    for package in ("debian_package", "python_package"):
-        installed = getattr(known_sets, package)
-        nowhere = lambda *names, of=installed: of(*names)._replace(root=None)
-        monkeypatch.setattr(known_sets, package, nowhere)
+    monkeypatch.setattr(known_sets, "FASHION_MNIST", None)
+    monkeypatch.setattr(known_sets, "package_folder", lambda *_: None)
 
 
 def idx_bytes(array: np.ndarray) -> bytes:

@@ -13,18 +13,18 @@ from jtrain.config.configclass import configclass
 from jtrain.data.images.image_dataset import FILES, ImageDataset, read_dataset
 from jtrain.data.sources.arrays import Arrays, hold_out
 from jtrain.data.sources.files import (
-    DataPackage,
-    debian_package,
     fetch_folder,
     find_set,
     open_decompressed,
+    package_folder,
     plain_or_packed,
-    python_package,
 )
 from jtrain.data.text.corpora import Corpus, build_corpus
 from jtrain.data.text.documents import read_text
 from jtrain.errors import DataError
 from jtrain.io.object_store import is_address
+
+FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # of the Debian package
 
 
 @configclass
@@ -44,8 +44,8 @@ class FashionMnist:
         Raises:
             DataError: if the files do not exist or are incomplete.
         """
-        package = debian_package("dataset-fashion-mnist", "/usr/share/datasets/fashion-mnist")
-        paths = find_set("fashion-mnist", FILES, package)
+        command = "apt-get install dataset-fashion-mnist"
+        paths = find_set("fashion-mnist", FILES, FASHION_MNIST, command)
         return read_dataset(paths, classes=10, validation=self.validation)
 
 
@@ -72,8 +72,8 @@ class Digits:
         Raises:
             DataError: if the file does not exist or is incomplete.
         """
-        package = python_package("scikit-learn", "sklearn", "datasets/data")
-        (path,) = find_set("digits", [DIGITS], package)
+        installed = package_folder("sklearn", "datasets/data")
+        (path,) = find_set("digits", [DIGITS], installed, "pip install scikit-learn")
         train, held_out = hold_out(read_digits(path), self.validation)
         return ImageDataset(train, held_out, held_out, (8, 8, 1), 10)
 
@@ -132,9 +132,7 @@ class Shakespeare:
 TINY, TINY_FILE = "tinyshakespeare", "input.txt"
 TINY_DIGEST = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 TINY_SOURCE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare"
-TINY_PACKAGE = DataPackage(
-    TINY, None, (f"curl --create-dirs -o {{data}}/{TINY}/{TINY_FILE} {TINY_SOURCE}/{TINY_FILE}",)
-)
+TINY_COMMAND = f"curl --create-dirs -o {{data}}/{TINY}/{TINY_FILE} {TINY_SOURCE}/{TINY_FILE}"
 
 
 @configclass
@@ -155,7 +153,7 @@ class TinyShakespeare:
         Raises:
             DataError: if the file does not exist, or is another text.
         """
-        (path,) = find_set(TINY, [TINY_FILE], TINY_PACKAGE)
+        (path,) = find_set(TINY, [TINY_FILE], None, TINY_COMMAND)
         text = read_text(path)
         if (found := hashlib.sha256(text.encode()).hexdigest()) != TINY_DIGEST:
             raise DataError(

@@ -19,7 +19,7 @@ from jtrain.data.images.image_dataset import FILES, read_idx
 from jtrain.data.images.image_folder import ImageFolder
 from jtrain.data.known_sets import FashionMnist, read_digits
 from jtrain.data.sources.arrays import Arrays, hold_out
-from jtrain.data.sources.files import DataPackage, cache_dir, debian_package, find_set
+from jtrain.data.sources.files import cache_dir, find_set
 from jtrain.errors import DataError
 
 
@@ -122,31 +122,24 @@ def write_files(folder: Path, *names: str) -> list[Path]:
     return [folder / name for name in names]
 
 
-def package(root: Path) -> DataPackage:
-    return debian_package("dataset-shirts", "/usr/share/datasets/shirts")._replace(root=root)
+def find(installed: Path) -> list[Path]:
+    return find_set("shirts", NAMES, installed, "apt-get install dataset-shirts")
 
 
 def test_each_folder_is_searched_and_the_users_own_comes_first(home, tmp_path, monkeypatch):
-    system = tmp_path / "system"
     monkeypatch.setenv("JTRAIN_DATA", str(tmp_path / "mine"))
-    places = [
-        system / "usr/share/datasets/shirts",
-        home / ".cache/jtrain/data/usr/share/datasets/shirts",
-        tmp_path / "mine/usr/share/datasets/shirts",
-        home / ".cache/jtrain/data/shirts",
-        tmp_path / "mine/shirts",
-    ]
-    for place in places:  # from the last in the search order
+    system = tmp_path / "system"
+    for place in (system, home / ".cache/jtrain/data/shirts", tmp_path / "mine/shirts"):
         expected = write_files(place, "images.gz", "labels")
-        assert find_set("shirts", NAMES, package(system)) == expected
+        assert find(system) == expected
 
 
 def test_files_are_never_taken_from_two_places(home, tmp_path):
     write_files(cache_dir() / "shirts", "images")
-    write_files(tmp_path / "usr/share/datasets/shirts", "labels")
+    write_files(tmp_path / "system", "labels")
     with pytest.raises(DataError, match=r"data/shirts, which lacks labels\n") as caught:
-        find_set("shirts", NAMES, package(tmp_path))
-    assert f"{tmp_path}/usr/share/datasets/shirts, which lacks images\n" in str(caught.value)
+        find(tmp_path / "system")
+    assert f"{tmp_path}/system, which lacks images\n" in str(caught.value)
 
 
 @pytest.mark.thorough

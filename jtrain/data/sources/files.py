@@ -9,10 +9,10 @@ import os
 import re
 import shlex
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import BinaryIO, cast
 
 from jtrain.errors import DataError
 from jtrain.errors.spelling import nearest_name
@@ -45,7 +45,6 @@ def _files(path: str) -> list[Path]:
         return fetch_files(path)
     if Path(path).is_file():
         return [Path(path)]
-    check_address(path)
     if matches := sorted(Path(match) for match in glob.glob(path, recursive=True)):
         if files := [match for match in matches if match.is_file()]:
             return files
@@ -116,7 +115,6 @@ def read_into(stream: io.BufferedIOBase, into: memoryview) -> int:
 
 
 _PATTERN = re.compile(r"[*?\[]")
-_MANGLED = re.compile(r"[a-z][a-z0-9+]*:/[^/]")
 
 
 def fetch_files(address: str) -> list[Path]:
@@ -171,16 +169,6 @@ def fetch_folder(address: str) -> Path:
         raise DataError(f"{error}") from None
 
 
-def check_address(path: str) -> None:
-    """Raise DataError for an address that was turned into a Path, which removes a slash."""
-    if _MANGLED.match(path) and not Path(path).exists():
-        scheme, _, rest = path.partition(":/")
-        raise DataError(
-            f"{path} is a Path, which cannot be an address of an object store. Give a string: "
-            f"'{scheme}://{rest}'"
-        )
-
-
 def _fetch(objects: ObjectStore, name: str) -> Path:
     folder = _place(f"{objects.address}/{name}", objects.version(name))
     return _fetch_to(objects, name, folder / name.rpartition("/")[2])
@@ -213,72 +201,43 @@ def cache_dir() -> Path:
     return Path(user_cache_dir(), "jtrain", "data")
 
 
-class DataPackage(NamedTuple):
-    """A package that installs the files of a set."""
-
-    folder: str
-    """The folder of the files, below the root: `usr/share/datasets/fashion-mnist`."""
-    root: Path | None
-    """The folder below which the package is installed; None if it is not installed."""
-    commands: tuple[str, ...]
-    """Alternative commands to install it; `{data}` stands for the user's folder of data sets."""
-
-
-def find_set(name: str, files: Sequence[str], package: DataPackage) -> list[Path]:
+def find_set(name: str, files: Sequence[str], installed: Path | None, command: str) -> list[Path]:
     """Return the paths of a set's `files`, each plain or with `.gz`, all in one folder.
 
     The order of search is `$JTRAIN_DATA/name`, the user's cache `~/.cache/jtrain/data/name`
-    (or below `$XDG_CACHE_HOME`), a package unpacked in either, and the installed package.
+    (or below `$XDG_CACHE_HOME`), and the folder where a package installs the set.
+
+    Args:
+        command: what installs the set; `{data}` stands for the user's folder of data sets.
 
     Raises:
-        DataError: if no folder has all of the files; the message has the folders and the commands.
+        DataError: if no folder has all of the files; the message has the folders and the command.
     """
-    searched = [] if os.environ.get("JTRAIN_DATA") else ["$JTRAIN_DATA, which is not set"]
-    for place in _folders(name, package):
+    chosen, searched = os.environ.get("JTRAIN_DATA"), list[str]()
+    roots = [Path(chosen).expanduser()] if chosen else []
+    for place in [*(root / name for root in [*roots, cache_dir()]), *filter(None, [installed])]:
         paths = {file: plain_or_packed(place / file) for file in files}
         existing = [path for path in paths.values() if path]
         if len(existing) == len(files):
             return existing
         missing = ", ".join(file for file, path in paths.items() if not path)
         searched.append(f"{place}, which lacks {missing}" if existing else str(place))
-    data = shlex.quote(str(cache_dir()))
+    listed, command = "\n  ".join(searched), command.format(data=shlex.quote(str(cache_dir())))
     raise DataError(
-        f"The set {name} was requested ({', '.join(files)}; plain or .gz), and no folder has all "
-        f"of it. The search covered{_listed(searched)}\n"
-        f"Get it by one of{_listed(c.format(data=data) for c in package.commands)}\n"
-        f"or put the files into {cache_dir() / name}."
+        f"The set {name} was requested ({', '.join(files)}; plain or .gz), and none of these "
+        f"folders has all of it:\n  {listed}\nGet it: {command}\n"
+        f"or put the files into {cache_dir() / name}, or into a folder that $JTRAIN_DATA has."
     )
 
 
-def debian_package(package: str, folder: str) -> DataPackage:
-    """Return the Debian package of a set in `folder`, installed or only unpacked."""
-    unpack = f"mkdir -p {{data}} && dpkg-deb -x {package}_*.deb {{data}}"
-    commands = (f"apt-get install {package}", f"apt-get download {package} && {unpack}")
-    return DataPackage(folder.strip("/"), Path("/"), commands)
-
-
-def python_package(package: str, module: str, folder: str) -> DataPackage:
-    """Return the Python package of a set in `folder` of its `module`, which is not imported."""
+def package_folder(module: str, folder: str) -> Path | None:
+    """Return a folder of an installed Python package, which is not imported."""
     spec = importlib.util.find_spec(module)
     locations = spec.submodule_search_locations if spec else None
-    root = Path(next(iter(locations))).parent if locations else None
-    return DataPackage(f"{module}/{folder}", root, (f"pip install {package}",))
-
-
-def _folders(name: str, package: DataPackage) -> list[Path]:
-    """Return the folders that may hold a set."""
-    chosen = os.environ.get("JTRAIN_DATA")
-    user_roots = [Path(root).expanduser() for root in (chosen, cache_dir()) if root]
-    unpacked = [*user_roots, package.root] if package.root else user_roots
-    places = [*(root / name for root in user_roots), *(root / package.folder for root in unpacked)]
-    return list(dict.fromkeys(places))  # a downloaded set has one folder by both names
+    return Path(next(iter(locations)), folder) if locations else None
 
 
 def plain_or_packed(path: Path) -> Path | None:
     """Return the file, plain or with `.gz`; None if there is neither."""
     packed = path.with_name(path.name + ".gz")
     return next((file for file in (path, packed) if file.is_file()), None)
-
-
-def _listed(words: Iterable[str]) -> str:
-    return "".join(f"\n  {word}" for word in words)
