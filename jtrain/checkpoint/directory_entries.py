@@ -1,4 +1,4 @@
-"""Directory entries of checkpoints, by their names: steps, set-aside checkpoints, strays."""
+"""Directory entries of checkpoints, by their names: steps and set-aside checkpoints."""
 
 import os
 import re
@@ -11,7 +11,6 @@ from jtrain.io.disk_errors import patiently
 DAMAGED, FOREIGN = ".damaged", ".foreign"
 _ASIDE = re.compile(rf"\d+(\{DAMAGED}|\{FOREIGN})(-\d+)?")
 _PARTS = ("state", "about.json", seal.SEAL)
-_TEMPORARY = re.compile(r"\d+\.(saving|replaced|deleting)")
 
 
 class OutsideError(CheckpointError):
@@ -55,15 +54,8 @@ def list_set_aside(directory: Path) -> list[Path]:
     return sorted(directory / name for name in list_entries(directory) if _ASIDE.fullmatch(name))
 
 
-def list_strays(directory: Path) -> list[tuple[str, int]]:
-    """Return the checkpoints under other names, `66.bak` say: each name and sealed step."""
-    others = sorted(name for name in list_entries(directory) if not _is_known(name))
-    sealed = ((name, seal.sealed_step(directory / name)) for name in others)
-    return [(name, step) for name, step in sealed if step is not None]
-
-
 def has_checkpoint(directory: Path) -> bool:
-    """Return whether a directory has a checkpoint: valid, damaged, set aside or renamed.
+    """Return whether a directory has a checkpoint: valid, damaged or set aside.
 
     An empty step folder counts only in a directory named `checkpoints`: other folders may have
     numbers for names. A link out of a run is not searched.
@@ -73,8 +65,4 @@ def has_checkpoint(directory: Path) -> bool:
     steps = [name for name in list_entries(directory) if is_step(name)]
     nonempty = any(os.path.lexists(directory / step / part) for step in steps for part in _PARTS)
     has_steps = steps and (directory.name == "checkpoints" or nonempty)
-    return bool(list_set_aside(directory) or list_strays(directory) or has_steps)
-
-
-def _is_known(name: str) -> bool:
-    return is_step(name) or bool(_ASIDE.fullmatch(name) or _TEMPORARY.fullmatch(name))
+    return bool(list_set_aside(directory) or has_steps)

@@ -69,8 +69,6 @@ def newest_valid(
         if not faults:
             break
         step = _from_first(functools.partial(give_up, step, faults))
-    if jax.process_index() == 0:
-        notices += _describe_strays(directory, -1 if step is None else step)
     return step, notices
 
 
@@ -136,14 +134,3 @@ def replica_error(step: int, found: Sequence[str]) -> DeviceError:
         f"processes did not: {what}. Its memory, its device or its path to the disk is at fault. "
         f"Run again to resume, without the host of process {odd} if it is named twice."
     )
-
-
-def _describe_strays(directory: Path, newest: int) -> list[str]:
-    """Return a line for each checkpoint after `newest` under a name that is not a step."""
-    return [
-        f"checkpoint {step} is in {directory} under the name {name}, which is not a step: the run "
-        f"does not resume from it. To resume from it, stop this run, and: mv {directory / name} "
-        f"{directory / str(step)}"
-        for name, step in directory_entries.list_strays(directory)
-        if step > newest
-    ]

@@ -104,27 +104,22 @@ def seal_faults(
 
 def sealed_run(directory: Path) -> str | None:
     """Return the id of the run that sealed a checkpoint, empty for no run; None if unknown."""
-    try:
-        return _read(directory).get("run", "")
-    except (_BrokenError, CheckpointError):
-        return None
+    return content.get("run", "") if (content := _read_valid(directory)) else None
 
 
 def sealed_digest(directory: Path) -> str:
     """Return the digest of a checkpoint's seal, which has those of its files; empty if unknown."""
-    try:
-        return _digest_of(_read(directory))
-    except (_BrokenError, CheckpointError):
-        return ""
+    return _digest_of(content) if (content := _read_valid(directory)) else ""
 
 
 def sealed_step(directory: Path) -> int | None:
-    """Return the sealed step of a checkpoint, whatever the name of its folder.
+    """Return the sealed step of a checkpoint; None if there is no valid seal."""
+    return content["step"] if (content := _read_valid(directory)) else None
 
-    None if there is no valid seal.
-    """
+
+def _read_valid(directory: Path) -> dict[str, Any] | None:
     try:
-        return _read(directory)["step"]
+        return _read(directory)
     except (_BrokenError, CheckpointError):
         return None
 

@@ -62,15 +62,13 @@ def _ls(args: argparse.Namespace) -> Found:
             "set aside; to remove: ckpt rm --damaged" if damaged else "set aside: of another run"
         )
         lines.append((path.name, size, when, "", reason))
-    notes = _stray_notes(directory)
     found = {
         "directory": str(directory),
         "steps": rows,
         "damaged": [path.name for path in aside if directory_entries.DAMAGED in path.name],
         "foreign": [path.name for path in aside if directory_entries.FOREIGN in path.name],
-        "notes": notes,
     }
-    return found, "\n".join([_table(lines), *notes]), 0
+    return found, _table(lines), 0
 
 
 def _verify(args: argparse.Namespace) -> Found:
@@ -89,9 +87,8 @@ def _verify(args: argparse.Namespace) -> Found:
             "jtrain run resumes from the newest valid one, and sets damaged ones aside; to "
             f"remove them: jtrain ckpt rm {directory} --damaged"
         )
-    notes = _stray_notes(directory) if asked is None else []
-    report = {"directory": str(directory), "steps": found, "notes": notes}
-    return report, "\n".join([*lines, *notes]), FAULT * (damaged or bool(notes))
+    report = {"directory": str(directory), "steps": found}
+    return report, "\n".join(lines), FAULT * damaged
 
 
 def _format_verified(found: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -173,15 +170,6 @@ def _one(args: argparse.Namespace, run: str = "") -> tuple[Path, int]:
 def _owner(directory: Path) -> Any:
     """Return the run that owns a directory of checkpoints; None if no file names it."""
     return RunDir(directory.parent).owner()
-
-
-def _stray_notes(directory: Path) -> list[str]:
-    """Return a line for each checkpoint under an invalid name."""
-    return [
-        f"{name} holds checkpoint {step}, but its name is not a step: a run ignores it. To restore "
-        f"it: mv {directory / name} {directory / str(step)}"
-        for name, step in directory_entries.list_strays(directory)
-    ]
 
 
 def _fault_of(one: Mapping[str, Any]) -> str:
