@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     resolved = resolve(Path(path), [word for word in words if "=" in word])
     keys = [word for word in words if "=" not in word]
     helps = [explain(resolved.schema, key) for key in keys]  # every key is validated
-    for note in [*resolved.notes, *_notes_of_run(Path(path))]:
+    for note in resolved.notes:
         print_error(note)
     views = {
         "schema": lambda: json.dumps(json_schema(resolved.schema), indent=2),
@@ -187,15 +187,6 @@ def _workers(run: Path, as_json: bool) -> str:
     if as_json:
         return json.dumps(found)
     return format_attendance(found)
-
-
-def _notes_of_run(config: Path) -> list[str]:
-    """Return a note about the workers of a run, if the config is that of one with some."""
-    from jtrain.server.members import FILE, describe_attendance
-
-    if config.name != "config.yaml" or not (config.parent / FILE).is_file():
-        return []
-    return [f"{describe_attendance(config.parent)}: jtrain show {config.parent} --workers"]
 
 
 def _prepare(path: str, topology_name: str, sharding: bool) -> None:

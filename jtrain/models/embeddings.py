@@ -15,23 +15,20 @@ from jtrain.models.presets import nearest_divisor
 _EQUAL = 1 - 1e-5  # a cosine of equal texts is 1 but for rounding: 1e-6 in float32
 
 
-def mean_pool(
-    hidden: Float[Array, "b t d"], visible: Bool[Array, "b t"], *, normalise: bool = True
-) -> Float[Array, "b d"]:
+def mean_pool(hidden: Float[Array, "b t d"], visible: Bool[Array, "b t"]) -> Float[Array, "b d"]:
     """Return the mean of the vectors at visible positions, of length 1, in at least float32.
+
+    A product of two such embeddings is their cosine.
 
     Args:
         hidden: the output of an encoder.
         visible: which positions are text and not padding, at least one a row.
-        normalise: divide by the length, so that a product of two embeddings is their cosine.
 
     Source: Reimers and Gurevych 2019, https://arxiv.org/abs/1908.10084.
     """
     wide = at_least_f32(hidden)
     weight = visible[..., None].astype(wide.dtype)
     mean = (wide * weight).sum(1) / jnp.maximum(weight.sum(1), 1)
-    if not normalise:
-        return mean
     return mean / jnp.maximum(jnp.linalg.norm(mean, axis=-1, keepdims=True), 1e-12)
 
 

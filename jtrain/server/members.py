@@ -151,13 +151,6 @@ def attendance(directory: Path) -> list[dict[str, Any]]:
     return stays
 
 
-def describe_attendance(directory: Path) -> str:
-    """Return a line: how many workers came, and how many left."""
-    stays = attendance(directory)
-    left = sum(stay["to_step"] is not None for stay in stays)
-    return f"{len(stays)} workers joined this run, and {left} left it before its end"
-
-
 def format_attendance(stays: Sequence[Mapping[str, Any]]) -> str:
     """Return a table."""
     head = ("worker", "host", "process", "joined", "steps", "leases", "left")
