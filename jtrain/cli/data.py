@@ -11,7 +11,7 @@ from jtrain.cli.arguments import Arguments
 from jtrain.cli.output import print_text as print
 from jtrain.data.sources.content import HEAD
 from jtrain.data.sources.files import find_files
-from jtrain.data.text.documents import By, has_field
+from jtrain.data.text.documents import has_field
 from jtrain.data.text.prepare import PrepareProgress, prepare
 from jtrain.data.text.tokenizing import (
     BytePairTokens,
@@ -66,14 +66,14 @@ def prepare_files(argv: Sequence[str]) -> int:
             f"jtrain data prepare: {missing} must be named; write "
             f"jtrain data prepare {' '.join(args.files) or 'FILES'} --out {args.out or 'DIR'}"
         )
-    tokenizing, by = _tokenizing(args.tokenizer, args.vocab), _by(args.by)
+    tokenizing = _tokenizing(args.tokenizer, args.vocab)
     field = "text" if args.field is None else args.field
     for path in find_files(args.files) if args.field else ():
         with open_regular(path) as file:
             has_field(path, file.read(HEAD), field, needed=True)
     with _progress_bar() as tell:
         header = prepare(
-            args.files, args.out, tokenizing=tokenizing, by=by, field=field, report=tell
+            args.files, args.out, tokenizing=tokenizing, by=args.by, field=field, report=tell
         )
     if args.json:
         names = ("tokens", "documents", "tokenizer", "kind", "vocab", "dtype")
@@ -86,13 +86,9 @@ def prepare_files(argv: Sequence[str]) -> int:
     return 0
 
 
-def _tokenizing(word: str, vocab: str | None) -> Tokenizing:
+def _tokenizing(word: str, vocab: int | None) -> Tokenizing:
     if word == "bpe":
-        if vocab is not None and not (vocab.isdigit() and int(vocab)):
-            raise ConfigError(
-                f"jtrain data prepare: --vocab {vocab} should be a number of tokens, like 4096"
-            )
-        return BytePairTokens() if vocab is None else BytePairTokens(vocab=int(vocab))
+        return BytePairTokens() if vocab is None else BytePairTokens(vocab=vocab)
     if vocab is not None:
         raise ConfigError(
             f"jtrain data prepare: --vocab {vocab} is for a learned tokenizer, and "
@@ -106,14 +102,6 @@ def _tokenizing(word: str, vocab: str | None) -> Tokenizing:
             f"{', '.join(KINDS)}{did_you_mean(word, KINDS) or '; write --tokenizer bytes'}"
         )
     return PretrainedTokenizer(path=word)
-
-
-def _by(word: str) -> By:
-    if word == "file" or word == "line":
-        return word
-    raise ConfigError(
-        f"jtrain data prepare: --by {word}: is not a kind of document (file, line); write --by line"
-    )
 
 
 @contextlib.contextmanager
@@ -153,8 +141,9 @@ def prepare_arguments() -> Arguments:
     parser.add_argument("--out", metavar="DIR", help="the output folder")
     words = "bytes (default), characters, bpe (learned from the files), tokenizer.json or GGUF file"
     parser.add_argument("--tokenizer", default="bytes", help=words)
-    parser.add_argument("--vocab", help="vocabulary size of a learned bpe (4096)")
-    parser.add_argument("--by", default="file", help="a document is a file (default) or a line")
+    parser.add_argument("--vocab", type=int, help="vocabulary size of a learned bpe (4096)")
+    words = "a document is a file (default) or a line"
+    parser.add_argument("--by", choices=["file", "line"], default="file", help=words)
     words = "the field of JSON lines that holds the text (text); '': learn JSON and CSV as they are"
     parser.add_argument("--field", help=words)
     parser.add_json()

@@ -46,7 +46,9 @@ def show(argv: Sequence[str]) -> int:
     parser = show_arguments()
     args = parser.parse(argv)
     path, words = parser.config_and_words(args.words)
-    step, count = _number("--step", args.step, 0), _number("--rows", args.rows, 1)
+    step, count = args.step, args.rows
+    if step < 0 or count < 1:
+        raise ConfigError("jtrain data show: --step is at least 0 and --rows at least 1")
     resolved = resolve(Path(path), words)
     config = resolved.config
     experiment = build_experiment(config, Unplaced())
@@ -140,14 +142,6 @@ def _as_json(
     return found
 
 
-def _number(option: str, word: str, least: int) -> int:
-    if word.isdigit() and int(word) >= least:
-        return int(word)
-    raise ConfigError(
-        f"jtrain data show: {option} {word} is not a number from {least} up; write {option} 8"
-    )
-
-
 def show_arguments() -> Arguments:
     """Return a parser of the arguments of `jtrain data show`."""
     parser = Arguments(
@@ -159,8 +153,8 @@ def show_arguments() -> Arguments:
         "configs/fashion_mnist.yaml --out rows.png",
     )
     parser.add_config()
-    parser.add_argument("--step", default="0", help="the batch (0, the first)")
-    parser.add_argument("--rows", default="8", help="number of rows (8)")
+    parser.add_argument("--step", type=int, default=0, help="the batch (0, the first)")
+    parser.add_argument("--rows", type=int, default=8, help="number of rows (8)")
     parser.add_argument("--out", metavar="FILE.png", help="write the images to a file")
     parser.add_json()
     return parser

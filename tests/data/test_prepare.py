@@ -186,8 +186,6 @@ def test_json_lines_are_known_by_their_content(tmp_path: Path, name: str, encodi
 @pytest.mark.parametrize(
     ("name", "data", "says"),
     [
-        ("a.txt", TABLE.encode("utf-16"), "is CSV"),
-        ("a.json", json.dumps(ROWS, indent=1).encode(), "is a JSON array"),
         ("a.jsonl", gzip.compress(LINES.encode()), "is gzip"),
         ("a.json", LINES.encode("utf-16-le"), "byte 0x00 at 1"),
     ],

@@ -23,10 +23,6 @@ _BINARY = re.compile(
     rb"|(?P<lz4>\x04\x22M\x18)|(?P<RTF>\{\\rtf)",
     re.DOTALL,
 )
-_ROWS = (
-    'Write its rows as JSON lines: python3 -c "import json, {}; '
-    '[print(json.dumps(row)) for row in {}]" > {path}.jsonl'
-)
 
 
 class Content(NamedTuple):
@@ -49,9 +45,6 @@ def read_content(path: Path, head: bytes) -> Content:
             advice = f"Unpack it: {name} -dc {path} > {path}.txt"
         elif name == "UTF_32":
             advice = f"Convert it: iconv -f UTF-32 -t UTF-8 {path} > {path}.txt"
-        elif name == "Parquet":
-            reader = f"pyarrow.parquet.read_table('{path}').to_pylist()"
-            advice = _ROWS.format("pyarrow.parquet", reader, path=path)
         raise DataError(
             f"{path} is {name.replace('_', '-')} by its first bytes, and text is needed. {advice}"
         )
@@ -69,16 +62,10 @@ def read_content(path: Path, head: bytes) -> Content:
 
 def format_error(path: Path, head: bytes, noun: str = "") -> DataError:
     """Return the error for JSON or CSV in place of text, or of a `noun` a line."""
-    encoding, found = read_content(path, head)
-    opened = f"open('{path}', encoding='{'utf-8-sig' if encoding == 'utf-8' else 'utf-16'}')"
+    found = read_content(path, head).format
     advice = "Write its rows as JSON lines, an object a line"
     if found == "JSON lines":
         advice = f"Prepare a field of it: jtrain data prepare {path} --field NAME --out DIR"
-    elif found == "a JSON array":
-        advice = _ROWS.format("sys", f"json.load({opened})", path=path)
-    elif found == "CSV":
-        mark = max(MARKS, key=head.decode(encoding, "ignore").partition("\n")[0].count)
-        advice = _ROWS.format("csv", f"csv.DictReader({opened}, delimiter={mark!r})", path=path)
     why = f"a {noun} a line is needed" if noun else "a model would learn the syntax"
     if not noun:
         advice += f"; or, to learn the syntax: jtrain data prepare {path} --field '' --out DIR"
