@@ -238,7 +238,9 @@ def plan_weights(
     """
     leaves = _named(params, extra) if init_from.extra else _named(params, ())
     source = open_source(init_from.path, init_from.step, owner_of, stacked=_stacked(leaves))
-    found = {n: leaf for n, leaf in source.found.items() if init_from.extra or not _is_extra(n)}
+    found = {
+        n: leaf for n, leaf in source.found.items() if init_from.extra or not n.startswith("extra/")
+    }
     _check_patterns("include", init_from.include, leaves)
     _check_patterns("exclude", init_from.exclude, leaves)
     _check_patterns("transpose", init_from.transpose, leaves)
@@ -352,10 +354,6 @@ def _stacked(names: Iterable[str]) -> bool:
 
 def _struct(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-
-
-def _is_extra(name: str) -> bool:
-    return name.startswith("extra/")
 
 
 def _any(name: str, patterns: Iterable[str]) -> bool:

@@ -250,11 +250,8 @@ def num_bytes(path: Path) -> int:
     """Return the bytes of all files in a directory, without following links."""
     if path.is_symlink():
         return 0
-    return sum(file.stat().st_size for file in path.rglob("*") if _is_own_file(file))
-
-
-def _is_own_file(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink()
+    files = (file for file in path.rglob("*") if file.is_file() and not file.is_symlink())
+    return sum(file.stat().st_size for file in files)
 
 
 def _remove(path: Path) -> None:

@@ -119,7 +119,8 @@ class WriteLock:
             return False
         # It must still have its name: a releasing process may have removed it meanwhile.
         if _try_flock(self._file.fileno()) and _is_named(self._path, self._file):
-            self._record = _this_process()
+            here = {"host": socket.gethostname(), "pid": os.getpid()}
+            self._record = {**here, "since": time.time()}
             self._file.truncate(0)
             self._file.write(json.dumps(self._record).encode())
             return True
@@ -174,10 +175,6 @@ def read_holder(directory: Path) -> dict[str, Any]:
         }
     except (OSError, ValueError, TypeError, KeyError, OverflowError):
         return {}
-
-
-def _this_process() -> dict[str, Any]:
-    return {"host": socket.gethostname(), "pid": os.getpid(), "since": time.time()}
 
 
 def _held_error(directory: Path, who: dict[str, Any]) -> CheckpointError:

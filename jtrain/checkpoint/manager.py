@@ -19,6 +19,7 @@ from jtrain.checkpoint import (
     retention,
     storage,
 )
+from jtrain.checkpoint.exit_barrier import ThreadTask
 from jtrain.checkpoint.lock import NAME, WriteLock
 from jtrain.checkpoint.newest_valid import (
     damaged_error,
@@ -28,7 +29,6 @@ from jtrain.checkpoint.newest_valid import (
 )
 from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.checkpoint.save_errors import SaveError, write_error
-from jtrain.checkpoint.thread_task import ThreadTask
 from jtrain.checkpoint.writer import CheckpointWriter, make_room
 from jtrain.core import pytree
 from jtrain.core.types import Leaf, Tree

@@ -107,11 +107,8 @@ def _replicas(sums: Any) -> list[tuple[str, Any]]:
     """Return the replicas of these sums, each with the name of its device or host."""
     if not isinstance(sums, jax.Array):
         return [(f"the host of process {jax.process_index()}", sums)]
-    return [(_device_name(shard.device), shard.data) for shard in sums.addressable_shards]
-
-
-def _device_name(device: Any) -> str:
-    return f"{device.platform}:{device.id} of process {device.process_index}"
+    name = lambda device: f"{device.platform}:{device.id} of process {device.process_index}"
+    return [(name(shard.device), shard.data) for shard in sums.addressable_shards]
 
 
 def _merge(tables: Iterable[ReplicaPrints]) -> ReplicaPrints:

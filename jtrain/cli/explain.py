@@ -45,9 +45,8 @@ def main(argv: Sequence[str]) -> int:
 def _explain(
     args: argparse.Namespace, program: "Program", topology: "Topology | None", start: float
 ) -> int:
-    from jtrain.inspect.explain.explain import explain
+    from jtrain.inspect.explain.explain import explain, format_explanation
     from jtrain.inspect.explain.modules import select_modules
-    from jtrain.inspect.explain.text import format_explanation
 
     compiles = args.hlo or not (args.no_compile or args.jaxpr or args.module)
     found, jaxpr, hlo = explain(program, compiles=compiles, start=start, topology=topology)

@@ -11,9 +11,8 @@ from jtrain.cli.arguments import Arguments
 from jtrain.cli.output import print_text as print
 from jtrain.config.top import RUNS
 from jtrain.errors import ConfigError, UserError
-from jtrain.inspect.report.page import render_page
+from jtrain.inspect.report.page import render_page, summarize_run
 from jtrain.inspect.report.read_run import holds_run, read_run
-from jtrain.inspect.report.series import summarize_run
 from jtrain.io.object_store import check_local_path, check_local_run
 from jtrain.io.regular_files import atomic_write
 from jtrain.sweep.members import read_record

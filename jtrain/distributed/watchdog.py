@@ -240,7 +240,7 @@ class Watchdog(PollingThread):
             faulthandler.dump_traceback(file, all_threads=True)
         with contextlib.suppress(OSError):
             os.write(2, message.encode())
-        if not _interactive():
+        if not (hasattr(sys, "ps1") or "ipykernel" in sys.modules):  # interactive
             self._leave(HUNG)
 
 
@@ -299,10 +299,6 @@ def _debugged() -> bool:
                 return True
             frame = frame.f_back
     return False
-
-
-def _interactive() -> bool:
-    return hasattr(sys, "ps1") or "ipykernel" in sys.modules
 
 
 DOING: Mapping[str, str] = {

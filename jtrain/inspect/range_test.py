@@ -232,7 +232,7 @@ def _with_growing_rate(config: RunConfig, rates: Rates, steps: int) -> RunConfig
 def format_result(found: RangeResult, name: str, *, width: int = 80) -> str:
     """Return the plot of the smoothed loss, and the suggestion with its rule and source."""
     points = {"smoothed loss over the learning rate": _visible(found.rates, found.smoothed)}
-    plot = text_chart(points, width=width, height=16, label=_rate_label)
+    plot = text_chart(points, width=width, height=16, label=lambda log: f"{10**log:.1e}")
     steps = len(found.losses)
     end = "the loss diverged" if found.diverged else "the loss did not diverge"
     last = f"{found.rates[-1]:.2g}" if found.rates else "-"
@@ -257,7 +257,3 @@ def _visible(rates: Sequence[float], losses: Sequence[float]) -> list[tuple[floa
         return []
     top = max(finite[0], min(finite)) + abs(finite[0] - min(finite)) + 0.1 * abs(finite[0])
     return [(x, min(y, top)) for x, y in points]
-
-
-def _rate_label(log: float) -> str:
-    return f"{10**log:.1e}"

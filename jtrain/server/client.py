@@ -142,7 +142,8 @@ class Client:
             reply = receive(connection, 0)
         except OSError as error:
             connection.close()
-            if isinstance(error, ssl.SSLError) and _of_certificates(error):
+            certificates = r"CERTIFICATE|_CA\b|_CERT"  # another attempt would fail too
+            if isinstance(error, ssl.SSLError) and re.search(certificates, error.reason or ""):
                 raise ConfigError(
                     f"{self.name} at {host}:{port} and this process do not take each other's "
                     f"certificates ({error.reason}). Give all processes of the run certificates "
@@ -156,11 +157,6 @@ class Client:
                 f"Another run listens there: set parallel.port=0."
             )
         return connection
-
-
-def _of_certificates(error: ssl.SSLError) -> bool:
-    """Return whether another attempt would fail too."""
-    return re.search(r"CERTIFICATE|_CA\b|_CERT", error.reason or "") is not None
 
 
 def call_all(

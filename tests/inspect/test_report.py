@@ -11,7 +11,7 @@ import pytest
 
 from jtrain.cli import main
 from jtrain.inspect.report import read_run, render_page
-from jtrain.inspect.report.series import metric_charts, summarize_run, thin
+from jtrain.inspect.report.page import metric_charts, summarize_run, thin
 from jtrain.io.png import encode_png
 
 

@@ -65,7 +65,8 @@ def check_model_type(model: Any) -> None:
     kind = model if isinstance(model, type) else type(model)
     roots = [cls.__module__.partition(".")[0] for cls in kind.__mro__]
     library = next((root for root in roots if root in LIBRARIES), None)
-    if library is None or is_nnx(model) or not _is_called(kind):
+    is_called = any("__call__" in vars(cls) for cls in kind.__mro__[:-1])
+    if library is None or is_nnx(model) or not is_called:
         return
     if isinstance(model, type):
         raise LossError(
@@ -73,10 +74,6 @@ def check_model_type(model: Any) -> None:
             f"{model.__name__}(rngs=nnx.Rngs(0))."
         )
     raise LossError(f"{kind.__name__} is a model of {library}: {LIBRARIES[library]}.")
-
-
-def _is_called(kind: type) -> bool:
-    return any("__call__" in vars(cls) for cls in kind.__mro__[:-1])
 
 
 def _no_init(key: Any) -> Any:

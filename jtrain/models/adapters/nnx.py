@@ -241,17 +241,14 @@ def name_scopes(module: nnx.Module) -> None:
     The modules get a subclass of their class with the same name, whose `__call__` enters the scope.
     No array is touched.
     """
-    paths = {path for path, part in nnx.iter_modules(module) if path and _can_scope(part)}
+    fits = lambda part: callable(part) and not hasattr(part, SCOPE)
+    paths = {path for path, part in nnx.iter_modules(module) if path and fits(part)}
     for path, part in list(nnx.iter_modules(module)):
         if path not in paths:
             continue
         around = max((p for p in paths if p == path[: len(p)] and p != path), key=len, default=())
         part.__class__ = _scoped_class(type(part))
         setattr(part, SCOPE, "/".join(map(str, path[len(around) :])))
-
-
-def _can_scope(module: nnx.Module) -> bool:
-    return callable(module) and not hasattr(module, SCOPE)
 
 
 @functools.cache

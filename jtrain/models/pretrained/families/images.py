@@ -187,10 +187,6 @@ def _vit_leaves(model: Any) -> Iterator[Leaf]:
     yield from linear_leaves("head", "classifier", model.width, model.classes)
 
 
-def _timm_values(hf: HFConfig) -> Values:
-    return {**TIMM_VITS[hf["architecture"]], "classes": timm_classes(hf)}
-
-
 def _timm_leaves(model: Any) -> Iterator[Leaf]:
     yield from _embedding_leaves(
         model, convolution="patch_embed.proj", token="cls_token", positions="pos_embed"
@@ -236,7 +232,7 @@ TIMM_VIT = Family(
     kind="vit",
     timm=frozenset(TIMM_VITS),
     entries={**TIMM_ENTRIES, "global_pool": ("token", "", None)},
-    values=_timm_values,
+    values=lambda hf: {**TIMM_VITS[hf["architecture"]], "classes": timm_classes(hf)},
     hf=lambda model: timm_entries(TIMM_VITS, model, head="head", first="patch_embed.proj"),
     leaves=_timm_leaves,
 )

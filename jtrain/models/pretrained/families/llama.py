@@ -169,10 +169,6 @@ def _qwen2_values(hf: HFConfig) -> Values:
     return {**decoder_values(hf), "qkv_bias": True}
 
 
-def _qwen3_values(hf: HFConfig) -> Values:
-    return {**_qwen2_values(hf), "qkv_bias": False, "qk_norm": True}
-
-
 def _family(
     name: str, architecture: str, *, entries: Supported | None = None, **others: Any
 ) -> Family:
@@ -205,7 +201,8 @@ QWEN2 = _family(
 )  # fmt: skip
 QWEN3 = _family(
     "qwen3", "Qwen3ForCausalLM", entries={"attention_bias": (False,)},
-    defaults={**_QWEN_DEFAULTS, "head_dim": 128}, values=_qwen3_values,
+    defaults={**_QWEN_DEFAULTS, "head_dim": 128},
+    values=lambda hf: {**_qwen2_values(hf), "qkv_bias": False, "qk_norm": True},
     hf=lambda model: {**QWEN2.hf(model), "attention_bias": False},
 )  # fmt: skip
 
