@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,8 +18,7 @@ def main(argv: Sequence[str]) -> int:
     if args.jobs < 1:
         raise UserError(f"jtrain sweep: --jobs {args.jobs} is not a count; write --jobs 2")
 
-    from jtrain.sweep.sweep import as_json, format_table, mean_curves, sweep
-    from jtrain.train.charts import text_chart
+    from jtrain.sweep.sweep import as_json, format_table, sweep
 
     stream = sys.stderr if args.json else sys.stdout
     result = sweep(
@@ -34,9 +32,6 @@ def main(argv: Sequence[str]) -> int:
         report = as_json(result.name, result.scores, result.goal)
         print(json.dumps(to_json({**report, "stopped": result.stopped}), allow_nan=False))
     else:
-        if curves := mean_curves(result.scores, result.goal):
-            width = min(100, shutil.get_terminal_size((80, 24)).columns)
-            print(text_chart(curves, width=width, height=16))
         print("\n".join(format_table(result.scores, result.goal)))
         print(f"a page about all of them: jtrain report {result.name}")
     if result.stopped:

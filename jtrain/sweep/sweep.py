@@ -26,7 +26,6 @@ from jtrain.train.hooks.log import read_results
 from jtrain.train.hooks.signals import Signals
 
 SEED = "seed"
-CURVES = 4  # curves in the terminal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,21 +163,6 @@ def as_json(name: str, scores: Sequence[MemberScore], goal: BestMetric) -> dict[
             for s in scores
         ],
     }
-
-
-def mean_curves(scores: Sequence[MemberScore], goal: BestMetric) -> dict[str, list[Point]]:
-    """Return the mean curves of the best settings, by name; empty without any curve."""
-    found = {}
-    for group in rank_groups(scores, goal)[:CURVES]:
-        curves = [
-            dict(read_curve(score.member, goal))
-            for score in scores
-            if _without_seed(score.member) == group.point and score.status == "done"
-        ]
-        steps = sorted(set.intersection(*map(set, curves)))
-        if len(steps) > 1:  # steps at which all seeds were evaluated
-            found[group.name] = [(step, _mean([curve[step] for curve in curves])) for step in steps]
-    return found
 
 
 def _without_seed(member: SweepMember) -> dict[str, str]:
