@@ -12,9 +12,6 @@ WORKERS, NODE = "workers", "node"  # replicated job of a JobSet of ours, and of 
 EXIT_USER_ERROR = 2  # a command that fails again; docs/processes.md has the table
 # JobSet places each job in a node pool of its own.
 NODE_POOL = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
-_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-_LONGEST = 63  # characters of a DNS label, RFC 1035
-_SUFFIX = 6  # `-abcde`, which Kubernetes appends to the name of a pod
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,22 +40,9 @@ class ClusterJob:
     """Seconds between SIGTERM and SIGKILL."""
 
 
-def check_kubernetes(job: ClusterJob, workers: str) -> None:
-    """Raise ConfigError unless Kubernetes accepts the job, whose replicated job is `workers`."""
-    if not _LABEL.fullmatch(job.name):
-        raise ConfigError(
-            f"--name {job.name}: Kubernetes takes lower-case letters, digits and -, a letter "
-            f"first. Write --name {to_label(job.name) or 'train'}."
-        )
+def check_kubernetes(job: ClusterJob) -> None:
+    """Raise ConfigError unless the job has an image and a claim."""
     machines = job.machines
-    pod = f"{job.name}-{workers}-{machines.groups - 1}-{machines.hosts - 1}"
-    if (excess := len(pod) + _SUFFIX - _LONGEST) > 0:
-        most = len(job.name) - excess
-        raise ConfigError(
-            f"--name {job.name}: the names of its pods, such as {pod}-abcde, have {excess} "
-            f"characters more than the {_LONGEST} that Kubernetes takes. Write a name of at most "
-            f"{most}: --name {job.name[:most].rstrip('-')}."
-        )
     if not job.image:
         raise ConfigError(
             f"the image is missing: an image with jtrain, JAX for {machines.topology.kind} and "
@@ -69,11 +53,6 @@ def check_kubernetes(job: ClusterJob, workers: str) -> None:
             "a pod loses its files when it ends, and a run resumes from runs/, which all pods "
             "share. Write --claim NAME, a PersistentVolumeClaim of accessMode ReadWriteMany "
             "(ReadWriteOnce suffices for one pod)."
-        )
-    if not job.volume.startswith("/"):
-        raise ConfigError(
-            f"--volume {job.volume}: the path at which the claim is mounted begins with /, such "
-            f"as --volume /shared."
         )
 
 
@@ -89,7 +68,7 @@ def job_set(job: ClusterJob) -> dict[str, Any]:
     Raises:
         ConfigError: if Kubernetes would not accept it.
     """
-    check_kubernetes(job, WORKERS)
+    check_kubernetes(job)
     machines = job.machines
     container = {
         "name": "jtrain",
@@ -132,7 +111,7 @@ def train_job(job: ClusterJob) -> list[dict[str, Any]]:
             f"{machines.groups} slices are {machines.groups} jobs. Use --engine k8s, or one slice: "
             f"--topology {dataclasses.replace(machines.topology, count=1)}."
         )
-    check_kubernetes(job, NODE)
+    check_kubernetes(job)
     container = {"name": NODE, "image": job.image, "workingDir": job.volume}
     labels = {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}}
     node = {"metadata": labels | _node_pool(machines), "spec": _job_template(job, container)}

@@ -5,12 +5,11 @@ import re
 import shlex
 from typing import Any
 
-from jtrain.distributed.manifests.kubernetes import ClusterJob, to_label
+from jtrain.distributed.manifests.kubernetes import ClusterJob
 from jtrain.errors import ConfigError
 
 # A planned stop, by jtrain's own code or by the signal: restarted without being counted.
 _STOPPED = [75, 143]
-_NAME = re.compile(r"[a-zA-Z]([-_.a-zA-Z0-9]*[a-zA-Z0-9])?")
 _NFS = re.compile(r"[\w.-]+:/\S*")
 _PYTHON = "3.12"  # TPU VMs have 3.10
 
@@ -54,11 +53,6 @@ def sky_task(job: ClusterJob) -> dict[str, Any]:
 
 def _check(job: ClusterJob) -> None:
     machines = job.machines
-    if not _NAME.fullmatch(job.name):
-        raise ConfigError(
-            f"--name {job.name}: SkyPilot takes letters, digits, -, _ and ., a letter first and a "
-            f"letter or digit last. Write --name {to_label(job.name) or 'train'}."
-        )
     if machines.tpu and not machines.accelerator_type:
         raise ConfigError(
             f"--topology {machines.topology}: {machines.topology.kind} is not a TPU VM, which "
@@ -84,11 +78,6 @@ def _check(job: ClusterJob) -> None:
         raise ConfigError(
             f"--claim {job.claim}: SkyPilot mounts no volume in a TPU VM. Write --claim "
             f"HOST:/PATH, a file system by NFS, such as one of Filestore."
-        )
-    if job.image and _NFS.fullmatch(job.claim):
-        raise ConfigError(
-            f"--claim {job.claim} is mounted by the machine, and --image starts a container in it. "
-            f"Leave --image out: jtrain is installed by uv."
         )
 
 
