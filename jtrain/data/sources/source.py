@@ -71,14 +71,10 @@ def _advice(name: str, array: np.ndarray) -> str:
         start = f"({name} - {name}.min())" if array.dtype.kind == "M" else name
         return f"Give numbers, such as days: {start} / np.timedelta64(1, 'D')."
     values = array.ravel().tolist()
-    missing = [v is None or type(v).__name__ in {"NAType", "NaTType"} for v in values]
-    if any(missing):
-        row = missing.index(True) * len(array) // len(values)
-        return f"Row {row} has no value. Leave such rows out, as by frame.dropna(), or fill them."
+    if any(v is None or type(v).__name__ in {"NAType", "NaTType"} for v in values):
+        return "A row has no value. Leave such rows out, as by frame.dropna(), or fill them."
     if all(isinstance(value, list | np.ndarray) for value in values):
         return f"Make its rows one array: np.stack({name})."
-    try:
-        array.astype("float32")
-    except (TypeError, ValueError):
+    if any(isinstance(value, str) for value in values):
         return f"Give numbers: np.unique({name}, return_inverse=True)[1] numbers classes."
-    return f"Its values are numbers: give {name}.astype('float32')."
+    return f"If its values are numbers: give {name}.astype('float32')."

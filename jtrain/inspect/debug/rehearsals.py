@@ -221,8 +221,6 @@ class OverfitResult:
     """Mean loss over the last round."""
     skipped: int
     """Number of skipped nonfinite steps."""
-    hidden: float
-    """Fraction of the rows that a mask hides."""
     unchanged: tuple[str, ...]
     """Parameters that no step changed."""
 
@@ -253,8 +251,6 @@ class OverfitResult:
             notes.append(
                 f"  ! {self.skipped} of {self.steps} steps were not finite and skipped: --find-nan"
             )
-        if self.hidden > 0.5:
-            notes.append(f"  ! the mask hides {self.hidden:.0%} of the rows")
         if self.unchanged:
             some = ", ".join(self.unchanged[:5])
             notes.append(
@@ -305,7 +301,6 @@ def overfit(config: RunConfig, batches: int, *, log: Callable[[str], None]) -> O
         first=float(np.mean(losses[:batches])),
         last=float(np.mean(losses[end - batches : end])),
         skipped=int(state.skipped),
-        hidden=_hidden_fraction(program, batches),
         unchanged=tuple(n for n, sums in after.items() if np.array_equal(sums, before[n])),
     )
 
@@ -314,8 +309,3 @@ def _checksums(params: Any) -> dict[str, jax.Array]:
     """Return sums for each leaf that change with almost any change of the leaf."""
     sums = lambda leaf: jax.numpy.stack([leaf.sum(), abs(leaf).sum(), (leaf * leaf).sum()])
     return {name: sums(leaf) for name, leaf in named_leaves(params).items()}
-
-
-def _hidden_fraction(program: Program, batches: int) -> float:
-    masks = [np.asarray(program.resolved.experiment.train[i]["mask"]) for i in range(batches)]
-    return float(1 - np.mean(np.concatenate(masks)))
