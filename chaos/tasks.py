@@ -18,7 +18,7 @@ import numpy as np
 from chaos import subject
 from chaos.shim import Shim
 from jtrain.checkpoint import CheckpointManager, SaveRetries, layout, storage
-from jtrain.checkpoint.disk_space import state_bytes
+from jtrain.checkpoint.save_errors import state_bytes
 from jtrain.checkpoint.save_errors import SaveError
 from jtrain.core.pytree import named_leaves
 from jtrain.errors import CheckpointError, UserError

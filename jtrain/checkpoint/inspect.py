@@ -1,11 +1,9 @@
 """Checkpoint inspection without a run: list, verify, compare and remove checkpoints."""
 
-import math
 import time
 from pathlib import Path
 from typing import Any, Literal
 
-import jax
 import numpy as np
 
 from jtrain.checkpoint import (
@@ -127,11 +125,13 @@ def describe_checkpoint(directory: Path, step: int) -> dict[str, Any]:
     """Return the record of a checkpoint: its leaves, its best value and its `about`."""
     record = layout.read_record(directory, step)
     prints = record["fingerprints"]
+    leaves = {name: leaf_table.parse_leaf(text) for name, text in record["leaves"].items()}
+    size = lambda leaf: leaf.size * leaf.dtype.itemsize
     return {
         "step": step,
         "path": str(directory / str(step)),
         "leaves": {
-            name: {"is": text, "bytes": _leaf_bytes(text), "fingerprint": prints.get(name, "")}
+            name: {"is": text, "bytes": size(leaves[name]), "fingerprint": prints.get(name, "")}
             for name, text in record["leaves"].items()
         },
         "best": record["best"],
@@ -281,8 +281,3 @@ def _difference(one: np.ndarray, other: np.ndarray) -> float:
     equal = (first == second) | (np.isnan(first) & np.isnan(second))
     gaps = np.abs(first[~equal] - second[~equal])
     return float(gaps.max()) if gaps.size else 0.0
-
-
-def _leaf_bytes(text: str) -> int:
-    leaf: jax.ShapeDtypeStruct = leaf_table.parse_leaf(text)
-    return math.prod(leaf.shape) * leaf.dtype.itemsize

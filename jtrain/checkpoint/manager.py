@@ -11,12 +11,12 @@ from typing import Any
 import jax
 
 from jtrain.checkpoint import (
-    disk_space,
     exit_barrier,
     fingerprint,
     layout,
     leaf_table,
     retention,
+    save_errors,
     storage,
 )
 from jtrain.checkpoint.exit_barrier import ThreadTask
@@ -281,12 +281,12 @@ class CheckpointManager(contextlib.AbstractContextManager):
             CheckpointError: if it cannot be written, or the disk is too full for the retained
                 checkpoints and the one in progress.
         """
-        size = disk_space.disk_bytes(state)
+        size = save_errors.disk_bytes(state)
         stay = steps // self._keep_every if self._keep_every else 0
         count = max(self._keep, 1) + 1 + (self._metric is not None) + stay
         more = count - min(len(self.steps()), count - 1)
         need = size * (more if saves is None else min(more, saves))
-        disk_space.check_writable(self.directory, need)
+        save_errors.check_writable(self.directory, need)
 
     def prepare(self) -> None:
         """Load Orbax in the background, and remove what killed saves left.

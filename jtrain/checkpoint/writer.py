@@ -14,7 +14,6 @@ from jtrain.checkpoint import (
     exit_barrier,
     fingerprint,
     layout,
-    replica_check,
     retention,
     seal,
     storage,
@@ -88,13 +87,13 @@ class CheckpointWriter:
                 opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # shows a move
             writer.start(layout.saving_path(self._directory, step) / layout.STATE, arrays)
             copied.set()
-            replicas = replica_check.local_prints(sums)
+            replicas = fingerprint.local_prints(sums)
             writer.finish()
             if jax.process_count() > 1:
                 writer.barrier(f"{step} written")
                 path = layout.saving_path(self._directory, step)
                 storage.seal_own_folder(path / layout.STATE, step)
-                replica_check.write_prints(path, replicas)
+                fingerprint.write_prints(path, replicas)
                 writer.barrier(f"{step} copies")
             try:
                 if folder is not None:
@@ -144,12 +143,12 @@ class CheckpointWriter:
         opened: int,
         step: int,
         record: dict[str, Any],
-        replicas: replica_check.ReplicaPrints,
+        replicas: fingerprint.ReplicaPrints,
     ) -> None:
         """Seal and commit what was written, unless devices disagree or the folder was moved."""
         if jax.process_count() > 1:
-            replicas = replica_check.read_all_prints(folder, replicas)
-        record["fingerprints"] = replica_check.check_replicas(replicas, step)
+            replicas = fingerprint.read_all_prints(folder, replicas)
+        record["fingerprints"] = fingerprint.check_replicas(replicas, step)
         if not os.path.samestat(os.fstat(opened), os.stat(folder)):
             # Moved, and created again: Orbax creates the parents of each file that it writes.
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{folder}")

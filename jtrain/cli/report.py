@@ -27,7 +27,8 @@ def main(argv: Sequence[str]) -> int:
     check_local_path(args.out, "jtrain report: --out")
     found = find_runs(args.runs)
     stories = [read_run(run) for run in found.runs]
-    out = Path(args.out) if args.out else _default_path(found)
+    alone = found.runs[0] if len(found.runs) == 1 else Path()
+    out = Path(args.out) if args.out else (found.folder or alone) / "report.html"
     title = found.folder.resolve().name if found.folder else ""
     best = str(stories[0].config.get("checkpoint.best") or "")
     text = render_page(
@@ -76,12 +77,6 @@ def ranking(sweep: Path, best: str) -> Sequence[str]:
         )
     except UserError:  # a member is damaged; the page reports it
         return ()
-
-
-def _default_path(found: "RunQuery") -> Path:
-    if found.folder:
-        return found.folder / "report.html"
-    return found.runs[0] / "report.html" if len(found.runs) == 1 else Path("report.html")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,7 +36,9 @@ def format_summary(
         settings: the part of it that changes values, such as `steps=400`.
     """
     directory = outcome.directory
-    parts = [_curve(outcome), _sample(outcome), _best(outcome), _time(outcome), _files(outcome)]
+    ledger = read_ledger(directory.times)
+    time = format_goodput(ledger) if ledger else ""
+    parts = [_curve(outcome), _sample(outcome), _best(outcome), time, _files(outcome)]
     if outcome.status == "done":
         ending = f"done at step {outcome.step}: {outcome.why}" if outcome.why else ""
         kept = [x for x in settings if not x.startswith(("name=", "optimizer.lr="))]
@@ -54,8 +56,11 @@ def format_summary(
         finished = outcome.why.startswith(FINISHED)
         parts += [commands, ending] if finished else [ending, commands]
     else:
+        resumes = f"resumes from step {outcome.checkpoint}"
+        if outcome.checkpoint is None:
+            resumes = "begins from the beginning: no checkpoint was saved"
         parts.append(f"{outcome.status} at step {outcome.step}: {outcome.why}")
-        parts.append(f"next:  {command}   {_processes_note()}{_resume_note(outcome)}")
+        parts.append(f"next:  {command}   {_processes_note()}{resumes}")
     return "\n\n".join(part for part in parts if part)
 
 
@@ -63,13 +68,6 @@ def _processes_note() -> str:
     """Return a note that several processes need the command, if there are several."""
     count = jax.process_count()
     return f"in each of its {count} processes " if count > 1 and program() == "jtrain" else ""
-
-
-def _resume_note(outcome: RunResult) -> str:
-    """Return where the same command resumes."""
-    if outcome.checkpoint is None:
-        return "begins from the beginning: no checkpoint was saved"
-    return f"resumes from step {outcome.checkpoint}"
 
 
 def _curve(outcome: RunResult) -> str:
@@ -121,11 +119,6 @@ def _best(outcome: RunResult) -> str:
             label = name if len(outcome.sets) > 1 else "validation"
             lines.append(f"{label} at step {step}:  {text}")
     return "\n".join(lines)
-
-
-def _time(outcome: RunResult) -> str:
-    ledger = read_ledger(outcome.directory.times)
-    return format_goodput(ledger) if ledger else ""
 
 
 def _files(outcome: RunResult) -> str:

@@ -150,7 +150,8 @@ def read_profile(
     for first, last in zip(edges[::2], edges[1::2], strict=True):
         idle.update(_overlaps(phases, first, last))
     total = sum(span.seconds for span in operations)
-    sent = sum(span.seconds for span in operations if _is_collective(span.name))
+    kind = lambda name: re.split("[.(]", name)[0].removesuffix("-start").removesuffix("-done")
+    sent = sum(span.seconds for span in operations if kind(span.name) in KINDS)
     return Profile(
         first=steps[0],
         last=steps[1],
@@ -197,10 +198,6 @@ def _read_host(planes: Sequence[Any]) -> Iterator[_Span]:
 def _span(event: Any, name: str) -> _Span:
     start = event.start_ns * 1e-9
     return _Span(start, start + event.duration_ns * 1e-9, name)
-
-
-def _is_collective(name: str) -> bool:
-    return re.split(r"[.(]", name)[0].removesuffix("-start").removesuffix("-done") in KINDS
 
 
 def _sum_by_name(spans: Sequence[_Span], modules: Mapping[str, str]) -> list[OperationTime]:

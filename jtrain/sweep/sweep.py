@@ -234,7 +234,10 @@ def sweep(
             begins=lambda member: tell(f"  begins   {member.label}"),
         ):
             ends.append(end)
-            tell(_end_line(end) + _time_left(ends, len(left) - len(ends), jobs))
+            how = {DONE: "done", STOPPED: "stopped"}.get(end.code, "failed")
+            message = f"  {end.message.splitlines()[0]}" if end.message else ""
+            line = f"  {how:8} {end.member.label}  {format_duration(end.seconds)}{message}"
+            tell(line + _time_left(ends, len(left) - len(ends), jobs))
         return SweepResult(name, goal, _scores(members, ends, goal), signals.why or "")
 
 
@@ -248,12 +251,6 @@ def _scores(
         dataclasses.replace(score, status="failed") if score.member.name in failed else score
         for score in scores
     ]
-
-
-def _end_line(end: MemberExit) -> str:
-    how = {DONE: "done", STOPPED: "stopped"}.get(end.code, "failed")
-    message = f"  {end.message.splitlines()[0]}" if end.message else ""
-    return f"  {how:8} {end.member.label}  {format_duration(end.seconds)}{message}"
 
 
 def _time_left(ends: Sequence[MemberExit], count: int, jobs: int) -> str:

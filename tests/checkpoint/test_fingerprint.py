@@ -12,7 +12,7 @@ from checkpoint_states import like, same_bits
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jtrain.checkpoint import CheckpointManager, fingerprint, layout, replica_check, seal
+from jtrain.checkpoint import CheckpointManager, fingerprint, layout, seal
 from jtrain.errors import CheckpointError, DamagedError, DeviceError
 
 
@@ -146,13 +146,13 @@ def array_with_flip(spec: P, flipped: int | None) -> jax.Array:
 
 @pytest.mark.parametrize(("spec", "named"), SPLITS.values(), ids=SPLITS)
 def test_a_flipped_bit_in_one_replica(spec, named):
-    found = replica_check.local_prints(fingerprint.start({"w": array_with_flip(spec, 5)}))
+    found = fingerprint.local_prints(fingerprint.start({"w": array_with_flip(spec, 5)}))
     assert len(found["w"]) == 2
     odd = min(found["w"].values(), key=len)
     groups = [[name.split()[0] for name in group] for group in found["w"].values()]
     assert named in groups, odd
     with pytest.raises(DeviceError, match=r"step 7: .* w: .*cpu:"):
-        replica_check.check_replicas(found, 7)
+        fingerprint.check_replicas(found, 7)
 
 
 @pytest.mark.thorough
@@ -162,9 +162,9 @@ def test_equal_replicas_are_accepted_and_a_leaf_that_differs_is_told_apart_besid
     equal = {f"{i}": array_with_flip(spec, None) for i, spec in enumerate(specs)}
     equal |= {"host": np.arange(3), "single": single}
     begun = fingerprint.start(equal)
-    prints = replica_check.local_prints(begun)
-    assert replica_check.check_replicas(prints, 7) == fingerprint.read(begun)
-    found = replica_check.local_prints(fingerprint.start({**equal, "w": array_with_flip(P(), 5)}))
+    prints = fingerprint.local_prints(begun)
+    assert fingerprint.check_replicas(prints, 7) == fingerprint.read(begun)
+    found = fingerprint.local_prints(fingerprint.start({**equal, "w": array_with_flip(P(), 5)}))
     assert {name for name, prints in found.items() if len(prints) > 1} == {"w"}
 
 

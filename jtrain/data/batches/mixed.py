@@ -124,7 +124,9 @@ class MixedBatches(ShardedBatches):
         weights = [weight for _, weight in parts.values()]
         self.proportions = Proportions(weights, list(parts))
         self._lengths = [count_rows(source) for source in self.sources.values()]
-        _check_tokenizers(self.sources)
+        tokens = [getattr(source, "tokens", None) for source in self.sources.values()]
+        if folders := [each.files for each in tokens if isinstance(each, TokenRange)]:
+            check_same_tokenizer({str(folder.path): folder.tokenizer for folder in folders})
         first = np.arange(len(parts)), np.zeros(len(parts), np.int64)
         read_interleaved(self.sources, *first)  # raises if their rows have other arrays
         self._begin(RowShard(size, 0, 1))
@@ -147,11 +149,3 @@ class MixedBatches(ShardedBatches):
             seed = (self.seed << 16) + number  # two sources of one length get different orders
             rows[chosen] = permute(within, length, seed=seed, epoch=epochs)
         return np.stack([source_of, rows], 1)
-
-
-def _check_tokenizers(sources: Mapping[str, Source]) -> None:
-    """Raise DataError if token folders among the sources have different tokenizers."""
-    tokens_of = [getattr(source, "tokens", None) for source in sources.values()]
-    folders = [tokens.files for tokens in tokens_of if isinstance(tokens, TokenRange)]
-    if folders:
-        check_same_tokenizer({str(folder.path): folder.tokenizer for folder in folders})

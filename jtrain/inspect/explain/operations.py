@@ -46,7 +46,13 @@ def parse_scope(stack: str) -> Scope:
     elif "jvp(" in stack:
         phase = "forward"
     plain = _TRANSFORM.sub("", _CALL.sub("", stack)).replace(")", "").replace("(", "")
-    parts = [part for part in plain.split("/") if part and _names_module(part)]
+    # An einsum is a named scope of its own: `btd,vd->btv`.
+    is_module = lambda part: part not in _STRUCTURE and "->" not in part
+    parts = [
+        part
+        for part in plain.split("/")
+        if part and is_module(part) and not _BRANCH.fullmatch(part)
+    ]
     return Scope(without_repeats(tuple(parts)), phase)
 
 
@@ -65,11 +71,6 @@ def grouped_path(path: tuple[str, ...]) -> tuple[str, ...]:
 def is_function(name: str) -> bool:
     """Return whether the last part of a path is a function or line and no module."""
     return name.endswith(")") or ".py:" in name
-
-
-def _names_module(part: str) -> bool:
-    # An einsum is a named scope of its own: `btd,vd->btv`.
-    return part not in _STRUCTURE and "->" not in part and not _BRANCH.fullmatch(part)
 
 
 # Operations that change no number: a compiler computes them together with their readers.

@@ -36,7 +36,9 @@ def fast_pools(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         leaves, structure = jax.tree.flatten((args, kwargs))
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
-        traced = any(_is_abstract(leaves[i]) for i in places) and jax.default_backend() == "cpu"
+        tracers = (leaves[i] for i in places if isinstance(leaves[i], Tracer))
+        traced = any(x.to_concrete_value() is None for x in tracers)
+        traced = traced and jax.default_backend() == "cpu"
         signature = (structure, *map(_signature, leaves))
         if not traced or signature in plain:
             return function(*args, **kwargs)
@@ -66,10 +68,6 @@ def fast_pools(function: Callable[..., Any]) -> Callable[..., Any]:
         return jax.tree.unflatten(structure_out, out)
 
     return call
-
-
-def _is_abstract(array: Any) -> bool:
-    return isinstance(array, Tracer) and array.to_concrete_value() is None
 
 
 def _signature(leaf: Any) -> Any:

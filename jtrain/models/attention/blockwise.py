@@ -57,7 +57,10 @@ class Causal:
             powers = jnp.exp(scores - top)
             total = powers.sum(-1, keepdims=True)  # b g e t 1
             mean = _product("bgets,bsgk->btgek", powers.astype(v.dtype), v)
-            return None, (mean / jnp.moveaxis(total, 3, 1), _by_query(top + jnp.log(total)))
+            return None, (
+                mean / jnp.moveaxis(total, 3, 1),
+                jnp.moveaxis((top + jnp.log(total))[..., 0], 3, 1),
+            )
 
         _, (mean, log_sum) = _scan_blocks(block_step, None, _blocks(_grouped(q, k), positions))
         return _join_blocks(mean).reshape(q.shape), _join_blocks(log_sum).reshape(q.shape[:3])
@@ -178,11 +181,6 @@ def _join_blocks(x):
 def _grouped(x, k):
     """Reshape b t h k to b t g e k: the e heads that share a group of keys."""
     return x.reshape(*x.shape[:2], k.shape[2], -1, x.shape[-1])
-
-
-def _by_query(x):
-    """Transpose b g e t 1 to b t g e."""
-    return jnp.moveaxis(x[..., 0], 3, 1)
 
 
 def _by_score(x):

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jtrain.checkpoint import fingerprint, leaf_table, replica_check
+from jtrain.checkpoint import fingerprint, leaf_table
 from jtrain.checkpoint.fingerprint import PendingSums
 from jtrain.core.types import Metrics
 from jtrain.errors import DeviceError
@@ -74,7 +74,7 @@ class RecomputeCheck:
 
 
 def _check_equal(step: int, first: PendingSums, second: PendingSums) -> None:
-    one, other = replica_check.local_prints(first), replica_check.local_prints(second)
+    one, other = fingerprint.local_prints(first), fingerprint.local_prints(second)
     different = [name for name in one if one[name] != other[name]]
     if not different:
         return
