@@ -34,7 +34,6 @@ class CheckpointWriter:
         *,
         run: str = "",
     ):
-        """Configure the writer."""
         self._directory, self._steps_to_delete = directory, steps_to_delete
         self._run = run
         self._logged: set[str] = set()
