@@ -43,7 +43,7 @@ def run_action(action: str, args: argparse.Namespace) -> Found:
 
 
 def _ls(args: argparse.Namespace) -> Found:
-    directory, _ = _find(args.run)
+    directory, _ = inspect.find_checkpoint(args.run)
     rows = inspect.list_checkpoints(directory, _owner(directory))
     aside = directory_entries.list_set_aside(directory)
     lines = [("step", "size", "saved", "", "")]
@@ -72,7 +72,7 @@ def _ls(args: argparse.Namespace) -> Found:
 
 
 def _verify(args: argparse.Namespace) -> Found:
-    directory, named = _find(args.run)
+    directory, named = inspect.find_checkpoint(args.run)
     asked = named if named is not None else parse_step(args.step, "ckpt") if args.step else None
     owner = _owner(directory)
     if asked is None:
@@ -129,7 +129,7 @@ def _diff(args: argparse.Namespace) -> Found:
 
 
 def _rm(args: argparse.Namespace) -> Found:
-    directory, named = _find(args.run)
+    directory, named = inspect.find_checkpoint(args.run)
     if args.damaged:
         removed, size = inspect.remove_damaged(directory)
         text = f"removed: {', '.join(removed) or 'none is damaged'}; {format_bytes(size)} freed"
@@ -160,7 +160,7 @@ def _export(args: argparse.Namespace) -> Found:
 
 def _one(args: argparse.Namespace, run: str = "") -> tuple[Path, int]:
     """Return the directory and the step of the requested checkpoint."""
-    directory, named = _find(run or args.run)
+    directory, named = inspect.find_checkpoint(run or args.run)
     if named is not None:
         return directory, named
     asked, owner = parse_step(args.step or "newest", "ckpt"), _owner(directory)
@@ -174,24 +174,6 @@ def _owner(directory: Path) -> Any:
 
 def _fault_of(one: Mapping[str, Any]) -> str:
     return "OF ANOTHER RUN" if one.get("foreign") else "DAMAGED"
-
-
-def _find(run: str) -> tuple[Path, int | None]:
-    """Return the directory of the requested checkpoints, and the step if a path names one."""
-    try:
-        return inspect.find_checkpoint(run)
-    except directory_entries.OutsideError:
-        raise
-    except CheckpointError:
-        for run_dir in map(RunDir, (Path(run), inspect.RUNS / run)):
-            if run_dir.config.is_file():
-                status = run_dir.facts()
-                known = {"status", "step"} <= status.keys()
-                at = f" ({status['status']} at step {status['step']})" if known else ""
-                raise CheckpointError(
-                    f"{run_dir.path} has no checkpoint{at}: {run_dir.resume_command} resumes it"
-                ) from None
-        raise
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
