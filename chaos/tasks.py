@@ -18,8 +18,7 @@ import numpy as np
 from chaos import subject
 from chaos.shim import Shim
 from jtrain.checkpoint import CheckpointManager, SaveRetries, layout, storage
-from jtrain.checkpoint.save_errors import state_bytes
-from jtrain.checkpoint.save_errors import SaveError
+from jtrain.checkpoint.save_errors import SaveError, state_bytes
 from jtrain.core.pytree import named_leaves
 from jtrain.errors import CheckpointError, UserError
 from jtrain.io.log import LOG
