@@ -34,7 +34,7 @@ WORDS: dict[str, list[str]] = {
     "show": [CONFIG], "check": [CONFIG, "--quick"], "museum": ["soup"],
     "explain": [CONFIG, "parallel.kind=none"],  # refused once the experiment is imported
     "plan": [CONFIG, "--devices", "none"], "range": [CONFIG, "parallel.kind=none"],
-    "replay": [RUN, "--step", "9"], "diff": [RUN, RUN], "ckpt": ["ls", RUN],
+    "replay": [RUN, "--step", "9"], "audit": [RUN], "diff": [RUN, RUN], "ckpt": ["ls", RUN],
     "export": [RUN, "--to", "safetensors", "--out", "out"], "data": ["show", CONFIG],
     "sweep": [CONFIG, "seed=1", "parallel.kind=none"], "work": [RUN],
     "launch": ["--processes", "0", "run", CONFIG], "report": [RUN],
