@@ -150,7 +150,6 @@ class AnswerEvaluation:
 
 
 def _without(tokens: np.ndarray, mark: np.ndarray) -> tuple[np.ndarray, bool]:
-    """Return the tokens without a mark at their end, and whether there was one."""
     ended = len(mark) > 0 and bool(np.array_equal(tokens[-len(mark) :], mark))
     return (tokens[: -len(mark)] if ended else tokens), ended
 
@@ -211,7 +210,6 @@ def until_mark(row: np.ndarray, stop: np.ndarray, begin: int = 0) -> np.ndarray:
 
 
 def _empty_prompt(tokenizer: Tokenizer) -> Sequence[int] | np.ndarray:
-    """Return the tokens that stand for an empty prompt."""
     if tokenizer.end is not None:
         return [tokenizer.end]
     try:

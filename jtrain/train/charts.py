@@ -93,9 +93,6 @@ def svg_chart(
 
     Positive values that span more than three powers of ten get a logarithmic axis, and the title
     says so. Values that are not finite are omitted.
-
-    Args:
-        over: the name of the horizontal axis.
     """
     drawn = _finite(lines)
     if not drawn:
@@ -139,20 +136,17 @@ def svg_chart(
 
 
 def _finite(lines: Mapping[str, Points]) -> dict[str, list[Point]]:
-    """Return the finite points of each line that has one."""
     pairs = {name: dict(points).items() for name, points in lines.items()}
     finite = {name: [(x, y) for x, y in each if math.isfinite(y)] for name, each in pairs.items()}
     return {name: points for name, points in finite.items() if points}
 
 
 def _ranges(lines: Mapping[str, list[Point]]) -> tuple[Point, Point]:
-    """Return the lowest and the highest step, and value."""
     steps, values = zip(*(point for points in lines.values() for point in points), strict=True)
     return (min(steps), max(steps)), (float(min(values)), float(max(values)))
 
 
 def _ticks(low: float, high: float) -> tuple[Sequence[float], int]:
-    """Return three to nine round values in the range, and the decimals that they need."""
     rough = (high - low) / 4
     power = math.floor(math.log10(rough))
     gap = next(g * 10.0**power for g in (5, 2, 1) if g * 10.0**power <= rough)

@@ -106,7 +106,6 @@ class _Code:
                 yield from (value.__code__, *((name, value.__globals__[name]) for name in used))
 
     def add_module(self, module: ModuleType | None) -> None:
-        """Add a module of the user, and those that it imports."""
         if module is None or not _is_own(module) or module.__name__ in self.pieces:
             return
         tree = ast.parse(_read(module))
@@ -137,5 +136,4 @@ def _read(module: ModuleType) -> str:
 
 
 def _names(code: CodeType) -> set[str]:
-    """Return the names that a function uses, in the functions inside it too."""
     return {*code.co_names}.union(*(_names(x) for x in code.co_consts if isinstance(x, CodeType)))

@@ -64,7 +64,6 @@ def _wait_for(state: Future[TrainState]) -> TrainState:
 
 
 def _batches_to_check(program: Program, train_batches: Sequence[FirstBatch]) -> list[FirstBatch]:
-    """Return the first batches, those of the evaluation sets too, with what is suspect in them."""
     batches = [*train_batches, *trace_set_batches(program)]
     return [batch for batch in batches if (batch.suspects, batch.outside) is not None]
 

@@ -105,7 +105,6 @@ def _product(left: Array, right: Array, dims: Contraction, dtype: Any) -> Array:
 
 
 def _spread(left: Quantized, right: Quantized, dims: Contraction) -> tuple[Array, Array]:
-    """Return the scales of both factors, in the dims of the product."""
     free_left = [left.scale.shape[i] for i in _free(left.scale.shape, dims.x)]
     free_right = [right.scale.shape[i] for i in _free(right.scale.shape, dims.w)]
     return (

@@ -71,7 +71,6 @@ class QuantizedFunction:
         return pick(self.products) and not pick(self.exclude)
 
     def _check(self, names: Sequence[str], chosen: set[int], found: "_Products") -> None:
-        """Raise unless every pattern has an effect."""
         for i, pattern in enumerate(self.exclude):
             check_pattern(f"precision.exclude[{i}]", pattern, names)
         for i, pattern in enumerate(self.products):

@@ -76,11 +76,8 @@ class SetEvaluations:
     """Programs that evaluate sets; sets of the same shapes share one.
 
     Args:
-        sets: by name.
         loss: in the precision of the run.
-        strategy: places the batches, and compiles the programs.
         rows_interact: which rows the loss of a row depends on, in an evaluation.
-        workers: read the batches.
         weights: shapes of the parameters and of the extra state, on the devices.
         generated: metrics of generated texts, by set, which are added to those of the loss.
         check_hidden: whether the first batch of each set is checked for hidden rows that count.
@@ -153,7 +150,6 @@ class SetEvaluations:
         one batch is measured with its rows beside others, where the set has several.
 
         Args:
-            name: the set.
             weights: returns (params, extra) to evaluate with; called if the set is to be measured.
 
         Raises:
@@ -177,7 +173,6 @@ class SetEvaluations:
         self._checked.add(name)
 
     def _program(self, name: str) -> EvaluateFn:
-        """Return the compiled program of a set."""
         rows, strategy = self._sets[name], self._strategy
         kind = rows.ragged, repr(self._shapes(name))
         if kind not in self._programs:
@@ -188,11 +183,9 @@ class SetEvaluations:
         return self._programs[kind]
 
     def _own_rows(self, rows: FiniteBatches) -> Any:
-        """Return the same batches, of which this process reads only the rows of its devices."""
         return rows.shard(*self._strategy.part)
 
     def _shapes(self, name: str) -> Batch:
-        """Return the shapes of a batch of a set, which is read for them once."""
         if name not in self._like:
             self._like[name] = shapes(self._sets[name], part=self._strategy.part)
         return self._like[name]

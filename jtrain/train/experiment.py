@@ -66,8 +66,6 @@ class GeneratedMetrics(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class _AdaptedMetrics:
-    """Metrics of texts that a model with an adapter generates."""
-
     adapter: LowRankAdapter
     inner: GeneratedMetrics
 
@@ -290,13 +288,11 @@ def build_experiment(config: RunConfig, place: Placement) -> Experiment:
 
 
 def _predict_of_module(predict: Callable[..., Any], module: Any) -> Callable[..., Any]:
-    """Return a function of `(module, batch)` as one of `(params, extra, batch)`."""
     check_takes(predict, ("module", "batch"), "predict")
     return lambda params, extra, batch: predict(module.module(params, extra, None, False), batch)
 
 
 def _parts_of_net(x: Experiment) -> dict[str, Any]:
-    """Return the initial parameters, the loss and the prediction that `net` gives."""
     start = build_start(x.loss, x.net, rows_interact=x.rows_interact or None)
     parts = {"init": start.init, "loss": start.loss, "rows_interact": start.rows_interact}
     if isinstance(x.loss, ModelLoss):

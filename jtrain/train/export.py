@@ -41,9 +41,7 @@ def export_hf(config: Path, directory: Path, step: int, out: Path, dtype: str = 
     The terms of a run with LoRA are added to the weights beside them.
 
     Args:
-        config: the run's config file.
         directory: of its checkpoints.
-        step: of the checkpoint.
         out: the new folder.
         dtype: of the tensors; empty: that of the model that the run came from, or float32.
 
@@ -95,7 +93,6 @@ def export_peft(config: Path, directory: Path, step: int, out: Path) -> int:
 
 
 def _stored_model(config: Path, directory: Path, step: int) -> tuple[Any, Any, Lora, Any]:
-    """Return the config of a run, its model and its lora; and the leaves of a checkpoint."""
     resolved = resolve(config).config
     model, lora = getattr(resolved, "model", None), getattr(resolved, "lora", Lora())
     layout.check_valid(directory, step)
@@ -135,8 +132,6 @@ def _stored_shape(record: Any, prefix: str, name: str) -> tuple[int, ...]:
 def _reader(
     model: Any, lora: Lora, directory: Path, step: int, record: Any
 ) -> Callable[[str], np.ndarray]:
-    """Return a function that reads a parameter by its name, of blocks one by one."""
-
     def read_leaf(full: str) -> np.ndarray:
         return inspect.read_arrays(directory, step, [full])[full]
 
@@ -171,8 +166,6 @@ def merged_reader(model: Any, settings: Lora, read: Read) -> Read:
     """Return a function that reads a leaf of the model as `params/NAME` or `extra/NAME`.
 
     Args:
-        model: the config of the model.
-        settings: of the run.
         read: reads a leaf as the run stored it.
     """
     built = model.build()

@@ -234,7 +234,6 @@ def fit(
 
 
 def _fit_in_memory(config: RunConfig, hooks: Sequence[Observer], log: RunLog) -> Fitted:
-    """Train without writing anything."""
     reuse_memory()
     enable_compilation_cache()
     HEARTBEAT.phase("start")
@@ -270,7 +269,6 @@ def _fit_in_directory(
     hooks: Sequence[Observer],
     screen: TextIO | None,
 ) -> Fitted:
-    """Train in a directory, or resume the run there."""
     again = "the same call of jt.fit again"
     outcome = run(config, hooks=hooks, screen=screen, directory=directory, resume_command=again)
     if outcome.status == "failed":

@@ -326,9 +326,6 @@ def build_precision(given: str | Precision) -> Precision:
 def build_guard(given: str | Guard, *, has_checkpoints: bool) -> Guard:
     """Return the policy for bad steps, given by name or value.
 
-    Args:
-        has_checkpoints: whether the run has a directory, with checkpoints.
-
     Raises:
         ConfigError: for a rollback policy without checkpoints.
     """
@@ -342,7 +339,6 @@ def build_guard(given: str | Guard, *, has_checkpoints: bool) -> Guard:
 
 
 def _named_optimizer(name: str) -> Callable[..., OptimizerConfig]:
-    """Return the class of an optimizer of ours, or what makes the config of one of optax."""
     want, of_optax = FieldSchema.of(Optimizer), optax_optimizers()
     if found := want.class_of(name):
         return found
@@ -356,7 +352,6 @@ def _named_optimizer(name: str) -> Callable[..., OptimizerConfig]:
 
 
 def _named(what: str, name: Any, union: Any) -> Any:
-    """Return the class of a kind."""
     want = FieldSchema.of(union)
     if found := want.class_of(str(name)):
         return found

@@ -138,7 +138,6 @@ def _source(data: Data) -> Source:
 
 
 def _data_advice(data: Data) -> str:
-    """Return what to write for data of another kind."""
     if library_name(data) == "tensorflow":
         return (
             "Write jtrain.data.LoaderBatches(data.as_numpy_iterator, size=32), of batches by name."
@@ -328,7 +327,6 @@ def describe_tree(tree: Any) -> str:
 
 
 def _key(key: Any) -> str | int | float:
-    """Return the key, name or index in an entry of a path, as a literal can hold it."""
     found = next(getattr(key, name) for name in ("key", "name", "idx") if hasattr(key, name))
     return found if isinstance(found, str | int | float) else str(found)
 

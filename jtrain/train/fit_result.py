@@ -178,7 +178,6 @@ class Fitted:
         return "\n".join([*lines, f"next: {', '.join(self._next())}"])
 
     def _repr_html_(self) -> str:
-        """Return the text and the curves, for a notebook."""
         return f"<div><pre>{html.escape(repr(self))}</pre>{self.plot()._repr_html_()}</div>"
 
     def _next(self) -> list[str]:
@@ -238,5 +237,4 @@ def _course(points: Mapping[int, Any]) -> str:
 
 
 def _shape(points: Mapping[int, Any]) -> list[int]:
-    """Return the shape of a metric's values; empty for numbers."""
     return list(np.shape(next(iter(points.values()), 0.0)))

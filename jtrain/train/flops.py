@@ -78,7 +78,6 @@ def attention_products(name: str) -> int | None:
 
 
 def _attention_flops(eqn: Any) -> float | None:
-    """Return the FLOPs of a fused attention kernel; None for another kernel."""
     name = f"{eqn.params.get('name', '')} {eqn.primitive.name}"
     products = attention_products(name)
     if products is None:
@@ -150,7 +149,6 @@ class _ModelFlops(Interpreter[bool]):
         return [reached and _has_gradient(x.aval) for x in equation.outvars]
 
     def cond(self, equation: Equation, index: bool, branches: Any) -> Sequence[bool]:
-        """Count the most expensive branch."""
         inside = tuple(map(id, self.calls))
         others = {k: v for k, v in self.costs.items() if k[: len(inside)] != inside}
         found = []

@@ -99,11 +99,7 @@ def trace_state(config: RunConfig, x: Experiment) -> TrainState:
 def trace_weights(
     config: RunConfig, x: Experiment, abstract_state: TrainState, strategy: Strategy
 ) -> Weights:
-    """Return the weights that `init` makes, without an adapter and the loss's state, as shapes.
-
-    Args:
-        abstract_state: shapes and shardings of the state.
-    """
+    """Return the weights that `init` makes, without an adapter and the loss's state, as shapes."""
     if x.adapter is None and x.init_extra is None:
         return abstract_state.params, abstract_state.extra
     params, extra = jax.eval_shape(makers(config, x)[0])
@@ -119,7 +115,6 @@ def with_shardings(tree: Tree, shardings: Any) -> Tree:
 
 
 def _drawn(init: Callable[[Key], Weights], key: Key) -> Weights:
-    """Return the parameters and what is carried beside them, as `init` makes them of a key."""
     with user_code("init"):
         made = init(key)
         if not (isinstance(made, tuple) and len(made) == 2):

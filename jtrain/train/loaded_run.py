@@ -188,7 +188,6 @@ class LoadedRun:
         return outputs
 
     def _checked(self, data: fit_data.Data, size: int) -> FiniteBatches:
-        """Return the data in batches, after checking that its rows fit the run's inputs."""
         inputs = self.inputs
         real = lambda rows: {name: np.asarray(x) for name, x in rows.items() if name not in ADDED}
         if hasattr(data, "shape") or isinstance(data, list):

@@ -70,8 +70,6 @@ def find_length_changes(
 
     Args:
         config: its values from now on, with durations in steps.
-        start: step of the checkpoint.
-        about: the checkpoint's metadata.
     """
     changed = [LengthChange(each["step"], each["before"]) for each in about.get("extended", [])]
     before = get_stored_lengths(config, about.get("config", {}))
@@ -141,7 +139,6 @@ def _rate(config: Any) -> Any:
 
 
 def _at(values: Any, key: str) -> Any:
-    """Return the plain value at a dotted key; 0 if it is missing."""
     try:
         for name in key.split("."):
             values = values[int(name) if isinstance(values, list) else name]
@@ -151,7 +148,6 @@ def _at(values: Any, key: str) -> Any:
 
 
 def _with_lengths(config: C, lengths: Mapping[str, Any]) -> C:
-    """Return the config with other lengths, at those of the keys that it has."""
     for key in get_lengths(config).keys() & lengths.keys():
         config = _replaced(config, key.split("."), lengths[key])
     return config

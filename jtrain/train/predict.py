@@ -170,7 +170,6 @@ def predict_rows(
 def _outputs(
     apply: Callable[..., Any], params: Params, extra: Extra
 ) -> tuple[Callable[[Any, Batch], Any], Any]:
-    """Return `apply` as a function of the weights and a batch, and the weights."""
     if isinstance(apply, ModelLoss):
         return make_outputs(apply), _weights(fit_arguments.build_start(apply, params, extra))
     if is_nnx(params):
@@ -200,8 +199,6 @@ def make_outputs(apply: Callable[..., Any] | ModelLoss) -> Callable[[Any, Batch]
 
 
 def _in_user_code(apply: Callable[[Any, Batch], Any]) -> Callable[[Any, Batch], Any]:
-    """Return `apply` with its errors reported in the user's own frames."""
-
     def call(weights: Any, batch: Batch) -> Any:
         with user_code("apply", batch):
             return apply(weights, batch)
@@ -238,12 +235,10 @@ def _placed(strategy: Strategy, tree: Any) -> Any:
 
 
 def _batch(strategy: Strategy, rows: FiniteBatches, step: int) -> Batch:
-    """Return the rows that this process reads, on the devices."""
     return strategy.place(rows.shard(*strategy.part)[step])
 
 
 def _check_rows(outputs: Any, size: int) -> None:
-    """Raise unless there is a row of output for each row of the batch."""
     leaves = named_leaves(outputs)
     for name, leaf in leaves.items():
         if leaf.shape[:1] != (size,):
@@ -257,6 +252,5 @@ def _check_rows(outputs: Any, size: int) -> None:
 
 
 def _drop_padding(outputs: Any, mask: Any) -> Any:
-    """Return the rows that are not padding, on the host."""
     outputs, mask = jax.device_get((outputs, mask))
     return outputs if mask.all() else jax.tree.map(lambda x: x[mask], outputs)

@@ -154,7 +154,6 @@ def code_facts(config: RunConfig) -> dict[str, str]:
 
 
 def _environment() -> dict[str, str]:
-    """Return the facts that must be equal in all processes of any program, by name."""
     return {
         **{f"package {name}": installed_version(name) or "none" for name in PACKAGES},
         "python": platform.python_version(),

@@ -149,7 +149,6 @@ class Program:
         return lower(*self._step(self.schedule), stacked=stacked, returns_state=True)
 
     def _step(self, schedule: CallSchedule) -> tuple[StepFn, TrainState, Batch]:
-        """Return the step function, and the shapes that it is compiled for."""
         resolved = self.resolved
         config, x, strategy = resolved.config, resolved.experiment, resolved.strategy
         like, devices = resolved.abstract_state, resolved.devices
@@ -258,7 +257,6 @@ class Program:
 
     @functools.cached_property
     def _evaluation_params(self) -> Callable[[TrainState], Params]:
-        """Compiled function from a state to the parameters to evaluate, sharded as the trained."""
         x = self.resolved
         optimizer, like = x.experiment.transformation, x.abstract_state
         return jax.jit(
@@ -269,7 +267,6 @@ class Program:
 
     @property
     def _weights(self) -> Weights:
-        """Shapes of the weights that an evaluation takes, on the devices."""
         return device_shardings(
             (self.resolved.abstract_state.params, self.resolved.abstract_state.extra)
         )

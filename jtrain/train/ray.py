@@ -131,10 +131,8 @@ def working_directory(path: str, directory: str, search: Sequence[str]) -> Path:
     """Return the directory to train in: Ray Train itself works in a folder of its own.
 
     Args:
-        path: the config file.
         directory: what was asked for; empty: the first of `search` that has the file. Ray puts the
             working directory of the driver on the import path of its workers.
-        search: directories.
 
     Raises:
         ConfigError: if there is none.

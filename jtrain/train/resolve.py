@@ -102,12 +102,7 @@ def _resolve(
     unresolved: Experiment | None,
     seconds: float,
 ) -> Resolved:
-    """Build an experiment under a strategy, with durations in steps and the state's shapes.
-
-    Args:
-        requested: the config with its durations and its layout.
-        unresolved: as `ResolvedRun` has it.
-    """
+    """Build an experiment under a strategy, with durations in steps and the state's shapes."""
     build = lambda config: build_experiment(config, strategy.placement)
     run = resolve_durations(requested, build, seconds, unresolved)
     config, rule = run.config, strategy.optimizer(run.experiment.transformation)

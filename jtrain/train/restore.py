@@ -108,9 +108,6 @@ def fit_layout_to_devices(config: RunConfig, stored: RunConfig | None) -> tuple[
     """Return the config with a layout that fits, and a line about it if the layout changed.
 
     A given layout other than the run's own is not changed. A sharded state stays sharded.
-
-    Args:
-        stored: the config that the run was trained with.
     """
     layout, processes = config.parallel, jax.process_count()
     if stored is None or layout != stored.parallel or _fits(layout, config):
@@ -130,7 +127,6 @@ def fit_layout_to_devices(config: RunConfig, stored: RunConfig | None) -> tuple[
 
 
 def _fits(layout: Layout | Auto, config: RunConfig) -> bool:
-    """Return whether there are enough devices, and the rows of a batch divide by them."""
     if isinstance(layout, Auto):  # chooses a layout that fits
         return True
     try:

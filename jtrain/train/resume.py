@@ -75,7 +75,6 @@ def match_config(
     Lengths may differ: a run may be trained longer.
 
     Args:
-        config: the given values.
         advice: what to type if values differ that must not; or a function of the settings that give
             the run's values, for in config.yaml they may have been edited.
 
@@ -144,7 +143,6 @@ def _was_started(run_dir: RunDir) -> bool:
 
 
 def _describe_damage(run_dir: RunDir, newest: CheckpointRecord) -> list[str]:
-    """Return a line if run.json is missing or damaged."""
     if {"id", "status", "step"} <= run_dir.read_status().keys():
         return []
     trouble = "is damaged" if os.path.lexists(run_dir.status) else "is missing"
@@ -160,7 +158,6 @@ def resume_advice(
     """Return what to type if the stored run has other values.
 
     Args:
-        name: of the run, by its config.
         new_run: how to start a new run.
         resume_command: how to resume the run, if it was given.
         settings: those that give the values of the run.

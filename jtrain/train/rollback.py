@@ -110,7 +110,6 @@ def _agree(asked: Sequence[Window], directory: RunDir, checkpoints: CheckpointMa
 
 
 def _took(step: int, known: Sequence[Window], windows: Sequence[Window]) -> list[Window]:
-    """Return the windows of which the checkpoint of a step has taken a batch."""
     taken = find_batch(step, known)  # and what is before it, outside of the known windows
     first_new = lambda a: next((stop for first, stop in known if first <= a < stop), a)
     return [(a, b) for a, b in windows if first_new(a) < min(b, taken)]

@@ -163,7 +163,6 @@ def start_run(
 def _end_finished(
     finished: RunResult, remote: RemoteRun | None, edited: Sequence[str]
 ) -> RunResult:
-    """Log that nothing is left to train, after the last checkpoint is copied."""
     if remote is not None:
         remote.copy_finished(finished.step)
     finished = dataclasses.replace(finished, why="; ".join([finished.why, *edited]))
@@ -172,7 +171,6 @@ def _end_finished(
 
 
 def _log_start(store: DirectoryStore, program: Program, resume: ResumePoint) -> None:
-    """Log what is missing, the weights that a run starts from, and its changed lengths."""
     warn_of_missing_checkpoint(store.run_dir, store.checkpoints, resume.start)
     for line in store.checkpoints.notices:
         LOG.warning(line)

@@ -249,7 +249,6 @@ class _Facts(BaseModel, strict=True):
 
 
 def _typed(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts without those of a wrong type."""
     try:
         _Facts.model_validate(found)
     except ValidationError as error:

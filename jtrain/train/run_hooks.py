@@ -237,7 +237,6 @@ def track(run: Attempt, speed: Speed) -> Tracking | None:
 
 
 def _write_report(directory: Path) -> Path:
-    """Write the page of `jtrain report` into the run's directory, and return its path."""
     # By name: the inspection of runs is built on this package.
     package = "jtrain.inspect.report"
     read_run = pkgutil.resolve_name(f"{package}.read_run:read_run")
@@ -321,7 +320,6 @@ class Samples(Hook):
 
 
 def _write_sample(path: Path, text: str) -> None:
-    """Write the sample; a failure is logged, and the run is done all the same."""
     try:
         with open_regular(path, "wb") as file:
             file.write(f"{text}\n".encode("utf-8", "replace"))

@@ -81,7 +81,6 @@ class RemoteRun:
     """The copies of a run in an object store.
 
     Args:
-        run_dir: the run on this machine.
         name: of the run; its copies are in `checkpoint.store`/NAME.
         checkpoint: where the copies are, and which of them are retained.
     """
@@ -102,7 +101,6 @@ class RemoteRun:
             LOG.info(line)
 
     def _fetch(self) -> dict[str, Any]:
-        """Fetch the newest copy, if it is newer than the local checkpoints; return notices."""
         store, path = self._store, self._run_dir.path
         copies, newest = object_store_layout.list_copies(store), self._local().newest()
         above = -1 if newest is None else newest
@@ -184,7 +182,6 @@ class DirectoryStore:
 
     Args:
         config: as the run was given it.
-        run_dir: files of the run.
         checkpoints: of the run; the caller closes them.
         remote: copies of the run in an object store; None: no copies.
         new_run: how to start a new run, for messages.

@@ -166,14 +166,12 @@ class CheckpointSaver:
             self._retries.save(step, state, about, number, self._sealed, before=before)
 
     def _before(self, step: int, state: TrainState, about: dict[str, Any]) -> None:
-        """Flush all numbers up to a step to the disk, and compare the processes of the run."""
         for file in self._files:
             file.sync()
         if self._record:
             self._check_processes_equal(step, state, self._record.newest)
 
     def _about(self, step: int, state: TrainState) -> dict[str, Any]:
-        """Return the record that a checkpoint carries."""
         resolved, resume = self._resolved, self._resume
         extended = [change._asdict() for change in resume.extended]
         found = {name: each.results.get(step, {}) for name, each in self._evaluations.items()}
@@ -194,7 +192,6 @@ class CheckpointSaver:
         }
 
     def _check_processes_equal(self, step: int, state: TrainState, batch: int) -> None:
-        """Check that all processes have the same config, step, key and batch."""
         if jax.process_count() == 1:
             return
         index, count = self._resolved.strategy.part

@@ -31,7 +31,6 @@ class ConfigDurations(NamedTuple):
     """The durations of a config, by their keys."""
 
     written: Mapping[str, Duration]
-    """Durations as they were written."""
     seconds: float = 0.0
     """Seconds of a step, by which durations in time were counted."""
     provisional: bool = False
@@ -66,7 +65,6 @@ def resolve_durations(
     (`Experiment.optimizer`); else a second time, from the config in steps.
 
     Args:
-        build: makes the experiment of a config.
         seconds: of a step; 0 while unknown.
         unresolved: the experiment, where an earlier call has built it.
 
@@ -117,7 +115,6 @@ def _build_provisional(config: RunConfig, build: Build, facts: DurationUnits) ->
 
 
 def _with_optimizer(experiment: Experiment, config: RunConfig, facts: DurationUnits) -> Experiment:
-    """Return the experiment with the transformation that its optimizer is for these steps."""
     optimizer = experiment.optimizer
     if isinstance(optimizer, OptimizerConfig):
         resolved = convert_part(optimizer, "optimizer", facts, config.steps)
@@ -152,7 +149,6 @@ def _provisional(config: RunConfig, timed: Mapping[str, Duration]) -> float:
 
 
 def _patience_in_evaluations(config: RunConfig, patience: Duration) -> RunConfig:
-    """Return the config with its patience counted in evaluations."""
     asked, goal = config.evaluate, BestMetric.parse(config.checkpoint.best)
     name = goal.name.rpartition("/")[0] if goal else ""
     every = asked.sets[name].every if name in asked.sets else asked.every

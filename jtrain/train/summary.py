@@ -143,11 +143,7 @@ def format_line(sizes: Summary) -> str:
 def banner_lines(
     resolved: Resolved, schedule: CallSchedule, start: int | None, root: Path = Path("/")
 ) -> list[str]:
-    """Return the lines to log before the first step.
-
-    Args:
-        root: of the file system that shows the machine's accelerators.
-    """
+    """Return the lines to log before the first step."""
     config, strategy = resolved.config, resolved.strategy
     count = num_elements(resolved.abstract_state.params)
     batch: Any = f"{config.batch} rows"
@@ -184,7 +180,6 @@ def banner_lines(
 
 
 def _unused(resolved: Resolved, root: Path) -> list[str]:
-    """Return lines about unused accelerators, unless the config chooses a platform."""
     if parse_devices(resolved.config.parallel.devices).platform:
         return []
     used = {device.platform for device in jax.devices()}
@@ -204,7 +199,6 @@ def describe_layout(resolved: Resolved) -> str:
 
 
 def _sharding(resolved: Resolved) -> str:
-    """Return a line about the rows that each process reads."""
     index, count = resolved.strategy.part
     by_index = f"data: by index, this process reads part {index} of {count} of every batch's rows"
     return getattr(resolved.own_rows(resolved.experiment.train), "summary", by_index)

@@ -43,7 +43,6 @@ class HookEnds:
     cadences: Set[int] = frozenset()
     """Steps of whose multiples a hook takes it."""
     points: Set[int] = frozenset()
-    """Single steps."""
 
 
 def find_hook_ends(hooks: Sequence[Hook], stop: int) -> HookEnds:
@@ -72,7 +71,6 @@ class CallSchedule:
     longest: int
     """Steps that the program takes in a call, at most."""
     stop: int
-    """Last step of the run."""
     varies: bool = False
     """Whether calls may be shorter; else each has `longest` steps, which divides every cadence."""
     ends: tuple[int, ...] = ()
@@ -163,10 +161,8 @@ def choose_schedule(
     run convolutions in a loop, which it does slowly.
 
     Args:
-        abstract_state: shapes and shardings of the state.
         loss: gives the jaxpr of the loss.
         batch: gives the arrays of a batch in this process.
-        evaluates: whether there are validation sets.
         unknown: keys of cadences in time, before a step is timed: they end no call.
     """
     leaves = jax.tree.leaves(abstract_state)
@@ -260,7 +256,6 @@ class CallBatches:
 
     Args:
         train: batch of each step, as this process reads it.
-        schedule: steps of each call.
     """
 
     def __init__(self, train: SkipBatches, schedule: CallSchedule):

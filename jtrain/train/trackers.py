@@ -189,7 +189,6 @@ class MLflow(TrackerConfig):
 
 
 def _allowed(name: str) -> str:
-    """Return a name with the characters that MLflow rejects replaced."""
     return re.sub(r"[^\w\-. :/]", "_", name)
 
 

@@ -60,11 +60,9 @@ class TrainedRun:
     """Why it ended before its last step, or failed."""
     ended: LoopResult[TrainState]
     checkpoint: int | None
-    """Step of the newest checkpoint."""
     results: Mapping[str, Results]
     """Metrics by set and step of evaluation."""
     best: EvaluationResult | None
-    """Best evaluation, if a best is retained."""
     history: MetricHistory
     """Metrics in memory, of a run that has no directory."""
     sample: str
@@ -79,11 +77,7 @@ def train_to_end(
     log: RunLog,
     hooks: Sequence[Hook] = (),
 ) -> TrainedRun:
-    """Train a run until it ends, resuming after each rollback.
-
-    Args:
-        hooks: of the caller.
-    """
+    """Train a run until it ends, resuming after each rollback."""
     resume, step_fn, state = started
     while True:
         with Trainer(program, resume, state, store, signals, log, hooks) as trainer:
@@ -112,7 +106,6 @@ class Trainer:
         resume: where the run starts.
         state: at that step.
         store: where files go; a `MemoryStore` writes none, and metrics stay in memory.
-        own_hooks: of the caller.
 
     Raises:
         ConfigError: if a hook of the caller needs the results of a set that does not exist.
@@ -316,14 +309,12 @@ class Trainer:
             yield
 
     def _between_step_calls(self, step: int) -> None:
-        """Report the step, take the time, and raise StoppedError if a signal came to a process."""
         HEARTBEAT.at(step)
         self.attempt.signals.check_peers()
         if self.times:
             self.times.tick(step)
 
     def _loop(self) -> Callable[..., LoopResult[TrainState]]:
-        """Return the loop that the strategy names; that of servers takes program and folder too."""
         loop = pkgutil.resolve_name(self.attempt.program.resolved.strategy.loop)
         if loop is train_loop:
             return train_loop
@@ -356,12 +347,10 @@ class Trainer:
             self.save.at(step, state)
 
     def _earlier_stop(self) -> Stop | None:
-        """Return why a resumed run is over already, if its earlier evaluations ended it."""
         stops = (evaluation.verdict() for evaluation in self.evaluations.values())
         return next((stop for stop in stops if stop), None)
 
     def _write_results(self, step: int, name: str, numbers: Mapping[str, Any]) -> None:
-        """Write the metrics of an evaluation set to the metrics file and the trackers."""
         self.metrics.row(step, name, numbers)
         if self.tracking is not None:
             self.tracking.row(step, name, numbers)

@@ -100,7 +100,6 @@ def watch_run(
 
 
 def _find_end(found: Mapping[str, Any], asked: NotedSignals) -> WatchEnd | None:
-    """Return the end of the watch, in all processes alike."""
     if names := [name for name in all_gather(asked.name) if name]:
         words = f"{names[0]}: the watch ends; the same command goes on with it"
         return WatchEnd(STOPPED, words)
@@ -108,7 +107,6 @@ def _find_end(found: Mapping[str, Any], asked: NotedSignals) -> WatchEnd | None:
 
 
 def _evaluate(program: Program, run_dir: RunDir, step: int, log: Log) -> Results | None:
-    """Return the metrics of a pinned checkpoint; None if it is damaged."""
     path, owner = run_dir.path / PINS, run_dir.owner()
     try:
         with CheckpointManager(path, first=run_dir.first, owner=owner) as checkpoints:
@@ -126,9 +124,6 @@ class _WatchedCheckpoints:
     rollback the step has another one, whose row replaces the older one. Rows are those of
     metrics.jsonl, `{"step": 20, "valid/loss": 2.25}`, with the run's id under `run` and the digest
     under `seal`. The training process never opens the file, so neither waits for the other.
-
-    Args:
-        tracking: gets the results, and the end of the run.
     """
 
     def __init__(
@@ -169,7 +164,6 @@ class _WatchedCheckpoints:
         list(unpin_all(self._pins))
 
     def close(self) -> None:
-        """Remove what is pinned, and let another process watch."""
         if self._rows is not None and self._lock is not None:
             self._rows.close()
             list(unpin_all(self._pins))
@@ -178,7 +172,6 @@ class _WatchedCheckpoints:
                 self._pins.rmdir()  # that of a process that was killed
 
     def _append(self, step: int, seal: str, results: Results) -> None:
-        """Write the results of a step, by set, so that they survive a power cut."""
         assert self._rows is not None, "opened by the first look"
         if step in self._seals:
             self._rows.close()

@@ -34,10 +34,8 @@ def check_broadcasts(program: Any, trace: Callable[[int], Any], rows: int) -> No
     Intended pairs of rows are written `x[:, None] - y` or `x - y[None]`, and are accepted.
 
     Args:
-        program: the traced loss.
         trace: `rows -> program` for a batch of this many rows, without inlined calls; used if the
             program has a pair.
-        rows: of the batch.
 
     Raises:
         LossError: with the operation and both shapes.
@@ -81,7 +79,6 @@ class _Array(NamedTuple):
     column: bool = False
     """True if the program itself appended a dim of size 1: `x[:, None]`."""
     source: Any = None
-    """Source location of the broadcast."""
 
     def of_size(self, size: int) -> set[int]:
         """Return the positions, from the right, of the dims of a size."""
@@ -141,5 +138,4 @@ def _fits(before: Shape, after: Shape) -> bool:
 
 
 def _source(equation: Equation) -> Any:
-    """Return the source location at which an equation was traced."""
     return getattr(getattr(equation, "source_info", None), "traceback", None)

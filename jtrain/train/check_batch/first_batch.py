@@ -56,7 +56,6 @@ class FirstBatch:
         terms: the loss, as `normalize_loss` returns it.
         batch: on the host; the rows of this process.
         rows: number of rows of the full batch.
-        what: name of the batch, in words.
         weights: parameters and extra, or their shapes.
         draws: whether the loss gets a key, as in training.
         origin: for each row of the full batch its index in the data, if known.
@@ -144,7 +143,6 @@ class FirstBatch:
         """Raise if hidden rows change a sum of the loss; see `check_hidden_rows`.
 
         Args:
-            sums: of `make_sums`.
             parts: parts of the batch that the step computes one after the other; one is checked.
         """
         own = {name: array[: len(array) // parts] for name, array in self._batch.items()}
@@ -280,7 +278,6 @@ def check_batches(program: "Program", batches: Sequence[FirstBatch], state: Trai
 
 
 def _parts(output: LossOutput) -> tuple[list[Any], list[Any]]:
-    """Return the totals and the weights of a loss."""
     means = output.terms.means
     return [mean.total for mean in means], [mean.weight for mean in means]
 

@@ -29,7 +29,6 @@ def check_hidden_rows(
         sums: returns the output of a host batch; its metric `rows` is the number of visible rows,
             with a weight of 1 in each separate copy of the loss.
         batch: on the host; the rows of this process, of `size` of all processes.
-        what: name of the batch, in words.
 
     Raises:
         LossError: naming the sum, with the line to write.

@@ -110,7 +110,6 @@ def out_of_range_error(found: OutOfRangeValue, what: str, origin: Sequence[int] 
     """Return the error for an out-of-range value that the loss counts.
 
     Args:
-        what: name of the batch, in words.
         origin: for each row of the full batch its index in the data, if known.
     """
     leaf, entries, shape = found.leaf, found.entries, tuple(found.shape)
@@ -144,7 +143,6 @@ def _candidates(array: np.ndarray, entries: int) -> list[int]:
 
 
 def _rows_with(array: np.ndarray, value: int) -> np.ndarray:
-    """Return a mask of the rows of an array that contain a value."""
     return (array == value).any(tuple(range(1, array.ndim)))
 
 
@@ -156,7 +154,6 @@ def describe_outside(
     Args:
         batch: arrays with `row` and `mask`; the rows of this process.
         rows: rows of the traced batch.
-        what: name of the batch, in words.
         origin: for each row of the full batch its index in the data, if known.
     """
     real = np.flatnonzero(batch["mask"])
@@ -187,7 +184,6 @@ def describe_outside(
 
 
 def _advise(leaf: str, domain: str, values: np.ndarray, wrong: float) -> str:
-    """Return what to write for an array with values outside of a domain."""
     low, high, single = values.min(), values.max(), domain == "probabilities"
     if np.isnan(wrong) or wrong == 0:  # no factor makes a distribution of it
         real = f"({leaf} >= 0)"

@@ -50,7 +50,6 @@ class Use:
     entries: int = _static(0)
     """Size of the dim: valid indices are 0 .. entries - 1."""
     shape: tuple[int, ...] = _static(())
-    """Shape of the indexed array."""
     moved: bool = _static(False)
     """True if the integers are the unchanged values of one array of the batch."""
     domain: str = _static("")
@@ -127,7 +126,6 @@ class _Known:
 
     @property
     def raw(self) -> Any:
-        """Integers before wrapping."""
         return self.array if self.before is None else self.before
 
     def plain(self) -> "_Known":
@@ -181,7 +179,6 @@ class _Search(Interpreter[_Known | None]):
         return [None] * len(equation.outvars)
 
     def _compute(self, equation: Equation, inputs: list[_Known]) -> Sequence[_Known]:
-        """Return the outputs of an equation whose inputs are all known."""
         name, leaves = equation.primitive.name, frozenset().union(*(x.leaves for x in inputs))
         arrays = bind(equation, [x.array for x in inputs])
         if len(arrays) != 1:
@@ -208,7 +205,6 @@ class _Search(Interpreter[_Known | None]):
         return [made]
 
     def _index(self, equation: Equation, inputs: list[_Known | None]) -> None:
-        """Record the integers that index an unknown array."""
         name, params = equation.primitive.name, equation.params
         shape = equation.invars[0].aval.shape
         chosen: dict[int, tuple[_Known, Any]] = {}
@@ -222,7 +218,6 @@ class _Search(Interpreter[_Known | None]):
                 self.found.append(Use(raw, index.leaves, shape[dim], shape, index.moved))
 
     def _compare(self, inputs: Sequence[_Known], shape: tuple[int, ...]) -> None:
-        """Record integers that are compared with all of 0, 1, 2 ...."""
         for classes, labels in (inputs, inputs[::-1]):
             axis = classes.counts
             if axis is not None and labels.leaves and not classes.leaves:
@@ -261,7 +256,6 @@ def _counted_dim(equation: Equation, inputs: Sequence[_Known]) -> int | None:
 
 
 def _handles_out_of_range(params: Mapping[str, Any]) -> bool:
-    """Return whether a gather defines its result for out-of-range indices."""
     mode, fill = params["mode"], params["fill_value"]
     if mode == jax.lax.GatherScatterMode.CLIP:  # without a collapsed dim: a dynamic slice
         return bool(params["dimension_numbers"].collapsed_slice_dims)

@@ -83,7 +83,6 @@ class BadStepLog:
 
 
 def _is_decision(row: Mapping[str, Any]) -> bool:
-    """Return whether a row of events.jsonl is a decision to roll back."""
     return row.get("done") == "rolled back"
 
 

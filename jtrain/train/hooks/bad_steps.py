@@ -24,7 +24,6 @@ class BadSteps(Recorder):
     of the whole batch and equal to the bit, so all processes decide alike.
 
     Args:
-        log: the log of bad steps.
         every: steps between two multiples at which a bad step may end the loop.
         start: the step that the run resumes from.
         skipped: steps that were skipped before it (`state.skipped`).
@@ -125,7 +124,6 @@ class BadSteps(Recorder):
 
 
 def _column(finished: FinishedSteps, name: str) -> Any:
-    """Return a number of each step; NaN where there is none."""
     found = finished.metrics.get(name)
     return [math.nan] * len(finished.steps) if found is None else found.value().tolist()
 
@@ -155,11 +153,7 @@ def explain_failure(
 
 
 def _advise(config: RunConfig, bad: BadStep, batch: int) -> str:
-    """Return what to type after a bad step that ended a run.
-
-    Args:
-        batch: number of the batch that the step took.
-    """
+    """Return what to type after a bad step that ended a run."""
     if math.isfinite(bad.loss + bad.grad_norm) and not math.isfinite(bad.update_norm):
         return (
             f"It took batch {batch}, and loss and gradient of that are finite: the update alone "
@@ -173,7 +167,6 @@ def _advise(config: RunConfig, bad: BadStep, batch: int) -> str:
 
 
 def _describe_nonfinite(log: BadStepLog, steps: range) -> str:
-    """Describe the first value that is not finite in the batches of these steps, if any."""
     for step in steps:
         if found := log.find_nonfinite(step):
             value, row = found

@@ -191,7 +191,6 @@ class EndGuard:
         return self.means.state()
 
     def _describe_spike(self, loss: float, grad_norm: float) -> str:
-        """Return a description of a spike; "" for a good step."""
         spike, means = self._policy.spike, self.means
         if means.above("loss", loss, spike.loss):
             return f"is a spike: loss {loss:.4g}, and the mean before it {means.loss:.4g}"

@@ -23,7 +23,6 @@ class LogHook(Hook):
     `step   400/2000  loss   2.1432  valid   2.2011  lr 9.80e-04   52.1k tokens/s ...`
 
     Args:
-        every: steps.
         stop: the last step of the run.
         speed: gives the speed, the time left and the share of time spent waiting for data.
         valid: gives the newest validation loss, None before the first.
@@ -86,10 +85,6 @@ class MetricsFile(Hook):
     """Hook that writes a row for steps `every`, 2 `every`, ... and the last.
 
     A row is `{"step": 20, "loss": 2.25, ...}`.
-
-    Args:
-        rows: the file.
-        every: steps.
     """
 
     def __init__(self, rows: JsonlWriter, *, every: int):
@@ -126,9 +121,6 @@ class MetricHistory(Hook):
     """The numbers of steps `every`, 2 `every`, ... and the last, by name and step.
 
     `numbers["loss"][100]`
-
-    Args:
-        every: steps.
     """
 
     def __init__(self, *, every: int = 1):

@@ -57,8 +57,6 @@ class ProfileWindow(Hook):
 
     Args:
         window: the steps; with several steps a call, all calls that take any of them.
-        folder: for the files of the trace.
-        log: takes a line.
     """
 
     def __init__(

@@ -132,7 +132,6 @@ class ProgressBar(Hook):
             self._output.update(data, raw=True)
 
     def _line(self) -> Any:
-        """Return a bar over the width that the text leaves, for rich."""
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text

@@ -89,6 +89,5 @@ def _check_equal(step: int, first: PendingSums, second: PendingSums) -> None:
 
 
 def _different(one: Mapping[str, list[str]], other: Mapping[str, list[str]]) -> set[str]:
-    """Return the devices whose fingerprints differ between the two."""
     pairs = lambda prints: {(device, p) for p, devices in prints.items() for device in devices}
     return {device for device, _ in pairs(one) ^ pairs(other)}

@@ -37,7 +37,6 @@ class GraceBudget:
     save: float | None = None
     """Seconds of a save; None until measured."""
     in_flight: int = IN_FLIGHT
-    """Calls that are started and not yet finished."""
     warned: bool = False
 
     @property
@@ -207,7 +206,6 @@ def _default(number: int) -> Any:
 
 
 def _run_handler(number: int, handler: Any, frame: FrameType | None) -> None:
-    """Run a handler, which may be the kernel's default."""
     if callable(handler):
         handler(number, frame)
     elif handler == signal.SIG_DFL:

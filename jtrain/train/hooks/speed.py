@@ -184,7 +184,6 @@ class Speed(Hook, Recorder):
         )
 
     def _quantiles(self) -> tuple[float | None, float | None]:
-        """Return the median and the ninth decile of the seconds of a step."""
         ordered = sorted(self._calls)
         if not ordered:
             return None, None
@@ -218,7 +217,6 @@ class TimeRows:
     which time was lost.
 
     Args:
-        path: the file.
         start: step that training resumes from.
     """
 

@@ -83,7 +83,6 @@ class _TrackerThread:
     killed and repeats steps therefore tracks no step twice.
 
     Args:
-        file: of the progress.
         progress: id of the service's run, and the last step by set; empty for a new run.
         capacity: rows that may wait.
     """
@@ -109,7 +108,6 @@ class _TrackerThread:
         self._thread.start()
 
     def put(self, row: _Row) -> None:
-        """Queue a row for the tracker; returns at once."""
         self._received += 1
         if self._rows.qsize() < self._capacity:
             self._rows.put(row)
