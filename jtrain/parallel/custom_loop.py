@@ -47,7 +47,6 @@ def reduce(
     The result is not a mean of means: with 4 and 2 rows on two devices each row weighs a sixth.
 
     Args:
-        how: "mean" or "sum".
         values: one number a row, or several, all of equal weight.
         mask: which rows are real; None: all.
     """
@@ -161,7 +160,6 @@ def _mean(values: Shaped[Array, "b *s"], mask: Bool[Array, "b"]) -> Mean:
 
 
 def _is_local(x: Any) -> bool:
-    """Return whether this process has all of an array."""
     return not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated
 
 

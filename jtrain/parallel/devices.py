@@ -160,7 +160,6 @@ def one_device(asked: Devices, among: Sequence[Device] | None = None) -> Device:
 
 
 def _present(asked: Devices, choice: DeviceSelection) -> list[Device]:
-    """Return all devices of the platform, in every process."""
     split_cpu(asked)
     if not choice.platform:
         return jax.devices()
@@ -191,7 +190,6 @@ def _check_platform(
 def _of_process(
     local: list[Device], asked: Devices, choice: DeviceSelection, instead: str
 ) -> list[Device]:
-    """Return the requested devices of one process."""
     if not choice.indices:
         if choice.count > len(local):
             take = instead or f"parallel.devices={len(local)}, or 0 for all"

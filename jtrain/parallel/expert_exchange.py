@@ -68,7 +68,6 @@ def exchange_experts(
 
 
 def _mix(split, x, chosen, weights, *kernels):
-    """Return the outputs of all devices' experts for a device's tokens."""
     y = split.mix(*_gather(split, x, chosen, weights, kernels), *kernels)
     return _scatter(split, y)
 
@@ -84,7 +83,6 @@ def _gather(split, x, chosen, weights, kernels):
 
 
 def _scatter(split, y):
-    """Sum the outputs of all devices and return to each device those of its tokens."""
     if split.tokens:
         y = jax.lax.psum_scatter(y, EXPERT, tiled=True)
     return jax.lax.psum(y, split.summed) if split.summed else y

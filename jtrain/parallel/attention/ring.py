@@ -95,8 +95,6 @@ class RingAttention:
 
         Args:
             q: queries of the device, two chunks.
-            k: keys of the device.
-            v: values of the device.
             segments: of all devices.
         """
         return _attend(self, q, k, v, segments)
@@ -263,12 +261,10 @@ def _at(tree, half):
 
 
 def _take(tree, halves):
-    """Stack several halves of each array along a leading dim."""
     return jax.tree.map(lambda *xs: jnp.stack(xs), *[_at(tree, half) for half in halves])
 
 
 def _each(stacked):
-    """Split `stacked` into trees along the leading dim."""
     count = len(jax.tree.leaves(stacked)[0])
     return [jax.tree.map(lambda x, i=i: x[i], stacked) for i in range(count)]
 

@@ -85,7 +85,6 @@ class SequenceParallelAttention:
     def _across(
         self, attention: BlockwiseAttention, q: Float[Array, "b t h k"], k: Float[Array, "b s g k"]
     ) -> Callable[..., Array]:
-        """Return the function of a device's shard of time, with its exchange."""
         if self._repeats > 1:  # differentiated within a vmap, which cannot batch the residuals
             raise ShardingError(
                 f"parallel.context={self._parts} splits sequences, and the stages of a pipeline "

@@ -72,7 +72,6 @@ def _constrain(split, runs):
 
 
 def _scan_layers(layer, run, x, rows):
-    """Apply the layers of a run."""
     return jax.lax.scan(lambda x, params: layer(params, x, rows), x, run)
 
 

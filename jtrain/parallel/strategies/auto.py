@@ -32,7 +32,6 @@ class MemoryNeeds(NamedTuple):
     state: Any
     """Shapes and dtypes of a TrainState."""
     dims: Mapping[str, Dims]
-    """Names of the dims of parameters."""
     rows: int
     """Rows of a microbatch."""
     microbatches: int
@@ -256,7 +255,6 @@ class Auto(BaseParallelConfig):
 
 
 def _stages(layout: Axes, needs: MemoryNeeds) -> Iterator[Axes]:
-    """Yield the layout with more and more of the state split."""
     stages: tuple[Zero, ...] = (0, 1, 2, 3) if needs.microbatches > 1 else (0, 1, 3)
     for zero in (3,) if layout.offload or layout.fsdp == 1 else stages:
         copies = {"data": layout.fsdp, "fsdp": 1} if zero == 0 else {}
@@ -279,7 +277,6 @@ def _divides(needs: MemoryNeeds, tensor: int, context: int) -> bool:
 
 
 def _sizes(needs: MemoryNeeds) -> dict[str, set[int]]:
-    """Return the sizes of the parameters' dims, by name."""
     found: dict[str, set[int]] = {}
     for leaf, array in named_leaves(needs.state.params).items():
         for name, size in zip(

@@ -25,7 +25,6 @@ class WorkerState(NamedTuple):
     residual: Any = ()
     """What compressed pushes have not sent so far, in float32."""
     params: Any = ()
-    """The worker's own parameters."""
 
 
 class WithLocalSteps(optax.GradientTransformation):

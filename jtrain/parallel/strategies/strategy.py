@@ -34,7 +34,6 @@ class Strategy(abc.ABC):
     """
 
     schedule: PipelineSchedule | None = None
-    """Schedule of the pipeline, if there is one."""
     loop: str = "jtrain.core.loop:train_loop"
     """Address of the loop that takes the steps of a run; others have the arguments of
     `train_loop`, and `setup` and `directory`."""
@@ -273,7 +272,6 @@ def _differences(expected: Any, actual: Any) -> list[str]:
 
 
 def _moved(expected: Any, actual: Any) -> list[str]:
-    """Describe the leaves whose sharding is not the program's."""
     shardings = named_leaves(expected)
     return [
         f"{_argument_name(n)}: was sharded as {shardings[n]}, is as {leaf.sharding}"
@@ -313,7 +311,6 @@ class BaseParallelConfig(Kind):
 
         Args:
             counts: numbers of devices that divide the rows, ascending.
-            dims: names of the dims of the parameters.
         """
         del dims
         kind = cls.__dataclass_fields__["kind"].default
