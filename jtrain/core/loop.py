@@ -291,7 +291,6 @@ class FinishedCalls:
             self._over = self._finished - later
 
     def _join(self) -> tuple[range, Metrics]:
-        """Return the steps of all calls, and their metrics on the host, stacked over the steps."""
         calls = [metrics for _, metrics, _ in self._calls]
         steps = range(self._calls[0][0][0], self._calls[-1][0][-1] + 1)
         if any(x.platform != "cpu" for array in _arrays(calls[0])[:1] for x in array.devices()):

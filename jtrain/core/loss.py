@@ -120,7 +120,6 @@ def update_extra(extra: Extra, changes: Extra) -> Extra:
 
 
 def _divide(total: Leaf, weight: Leaf, *, otherwise: Leaf) -> Leaf:
-    """Return `total / weight`, and `otherwise` where the weight is exactly 0."""
     some = weight != 0
     return jnp.where(some, total / jnp.where(some, weight, 1), otherwise)
 

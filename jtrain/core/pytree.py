@@ -31,7 +31,6 @@ def norm(tree: Any) -> Float[Array, ""]:
 
 
 def _square(x: Leaf) -> Leaf:
-    """Return the square of each number, of a complex one that of its modulus."""
     return jnp.square(x.real) + jnp.square(x.imag) if jnp.iscomplexobj(x) else jnp.square(x)
 
 
