@@ -76,8 +76,6 @@ def with_average(optimizer: optax.GradientTransformation, decay: float) -> WithE
 
 
 def _average_params(decay: float) -> optax.GradientTransformation:
-    """Return a transformation that leaves updates unchanged and averages the new parameters."""
-
     def init(params: Params) -> AverageState:
         return AverageState(jnp.int32(0), at_least_f32(jax.tree.map(jnp.zeros_like, params)))
 

@@ -131,7 +131,6 @@ class OptimizerConfig(Kind, abc.ABC):
         return _map_named(lambda name, _: not self._group(name).freeze, tree)
 
     def _before(self, dims: NamedDims) -> list[optax.GradientTransformation]:
-        """Return the stages before the rule."""
         stages = [self._freeze(dims)]
         if self.clip_value:
             stages.append(by_parts(optax.clip(self.clip_value)))
@@ -140,12 +139,10 @@ class OptimizerConfig(Kind, abc.ABC):
         return stages
 
     def _scale(self, rate: LearningRate) -> optax.GradientTransformation:
-        """Return the scaling by minus the learning rate and the factors of the groups."""
         by_rate, factors = optax.scale_by_learning_rate(rate), self._factors()
         return optax.chain(*factors, by_rate) if factors else by_rate
 
     def _factors(self) -> list[optax.GradientTransformation]:
-        """Return the scaling by the factors of the groups, if one is not 1."""
         if all(group.lr_factor == 1 for group in self.groups):
             return []
         return [_by_name(lambda u, _, factor: u * factor, self._factor_of)]

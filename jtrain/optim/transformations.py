@@ -42,7 +42,6 @@ def clip_by_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
 
 
 def _same(updates: Params, grad: Params) -> bool:
-    """Return whether the updates are the gradients themselves, unchanged and complete."""
     ours, theirs = jax.tree.leaves(updates), jax.tree.leaves(grad)
     return len(ours) == len(theirs) and all(map(lambda a, b: a is b, ours, theirs))
 
@@ -86,7 +85,6 @@ def _real(tree: Params) -> Params:
 
 
 def _imaginary(tree: Params) -> Params:
-    """Return the imaginary parts; None in the place of a real leaf."""
     return jax.tree.map(lambda x: x.imag if jnp.iscomplexobj(x) else None, tree)
 
 
