@@ -42,8 +42,6 @@ def chunked_next_token(
     n-th position, so that split sequences stay split.
 
     Args:
-        hidden: the last hidden states.
-        head: a row for each token of the vocabulary.
         targets: the next tokens; one outside 0 .. v-1 is treated as by `next_token`.
         real: which targets count; hidden states of the others may be NaN.
         weights: how many times a target counts, of each row or of each target; None: once.
@@ -54,7 +52,6 @@ def chunked_next_token(
         logits: the type in which the product of hidden states and head is stored. bfloat16 halves
             the memory and the bytes that are read, and rounds each logit to 8 bits
             (docs/precision.md); PyTorch's autocast does so.
-        placement: of the rows and the vocabulary.
 
     Raises:
         LossError: if the chunk or the cap is not positive, the rows do not divide into the
@@ -278,7 +275,6 @@ def _wide(dtype):
 
 
 def _logits_dtype(logits, dtype):
-    """Return the type in which logits are stored: the wide one, or bfloat16."""
     if logits == "float32":
         return _wide(dtype)
     if dtype == jnp.float16:
