@@ -118,7 +118,6 @@ def format_blocks(documents: Sequence[Any], header: str = "") -> str:
 
 
 def _blocks(value: Any) -> Any:
-    """Return the value with the style of each part."""
     if isinstance(value, dict):
         return CommentedMap((key, _blocks(child)) for key, child in value.items())
     if isinstance(value, list | tuple):

@@ -164,7 +164,6 @@ def convert_part(part: T, key: str, facts: DurationUnits, steps: int) -> T:
 
     Args:
         key: the dotted key of the part, for errors.
-        steps: of the run.
     """
     return _settled(part, key, facts, steps)
 

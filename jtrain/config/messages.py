@@ -109,13 +109,10 @@ def _meant(
 
 
 def _keys_of(want: FieldSchema | None) -> list[str]:
-    """Return the keys of a mapping, over all of its kinds."""
     return [name for cls in (want.classes() if want else ()) for name in field_schemas(cls)]
 
 
 class _Spot(NamedTuple):
-    """A key in the schema."""
-
     keys: Keys  # as they were typed
     want: FieldSchema  # the allowed values
     around: type | None  # the dataclass of which it is a field, or would be
@@ -148,7 +145,6 @@ def _walk(schema: type, loc: tuple[int | str, ...], root: Node) -> _Spot:
 
 
 def _describe_error(one: ErrorDetails, spot: _Spot, root: Node) -> tuple[Keys, str]:
-    """Return the keys of an error and its message."""
     keys, want = spot.keys, spot.want
     typed = nearest_node(root, keys).origin.layer == TYPED
     match one["type"]:
@@ -187,7 +183,6 @@ def _describe_error(one: ErrorDetails, spot: _Spot, root: Node) -> tuple[Keys, s
 
 
 def _hint(keys: Keys, want: FieldSchema, value: Plain, typed: bool, written: str) -> str:
-    """Return a suggestion for the value, which was `written` so; empty if there is none."""
     types = {member.annotation for member in want.members()}
     if kind := nearest_choice(written, want.kinds()):
         return _advise(keys, _mapping(kind, _required(want.kinds()[kind])), typed)
@@ -223,7 +218,6 @@ def _advise_text(keys: Keys, want: FieldSchema, node: Node, root: Node) -> str:
 
 
 def _written_texts(node: Node) -> Any:
-    """Return a value, or the list of values, as texts."""
     if isinstance(node.value, list):
         return [_written_texts(each) for each in node.value]
     return node.text or without_origins(node)
@@ -349,7 +343,6 @@ def _with_default_of(default: Any, cls: type, key: str) -> FieldSchema:
 
 
 def _help(want: FieldSchema) -> str:
-    """Return the allowed values, default and docstring, for a mapping also those of its keys."""
     required = want.default is REQUIRED
     default = "required" if required else f"default {format_value(plain_values(want.default))}"
     lines = [f"{describe_allowed(want)}; {default}", f"  {want.doc}" if want.doc else ""]
@@ -367,7 +360,6 @@ def _help(want: FieldSchema) -> str:
 
 
 def _table(cls: type) -> list[str]:
-    """Return a line of help for each key but `kind`."""
     keys = {name: want for name, want in field_schemas(cls).items() if name != "kind"}
     return [
         f"    {name}: {describe_allowed(want)}. {want.doc}".rstrip() for name, want in keys.items()

@@ -102,7 +102,6 @@ def _with_bases(path: Path, layer: int, above: tuple[Path, ...]) -> tuple[Node, 
 
 
 def _set(root: Node, setting: str) -> tuple[Node, list[InvalidKey]]:
-    """Return `root` with one `a.b=value` in it."""
     key, equals, text = setting.partition("=")
     keys, origin = tuple(key.split(".")), SourceLocation(TYPED, setting=setting)
     if not equals or not all(keys):
@@ -146,7 +145,6 @@ def _blocked(root: Node, keys: Keys) -> str:
 
 
 def _put(parent: Node | None, keys: Keys, node: Node) -> Node:
-    """Return `parent` with `node` at `keys` below it; missing mappings are created."""
     if not keys:
         return Node(node.value, node.origin, parent, node.text)
     parent = parent or Node({}, node.origin)
@@ -271,7 +269,6 @@ class _Reading:
 
 
 def _explain(error: MarkedYAMLError, text: str) -> tuple[int, str]:
-    """Return the line of an error, from 0, and a message."""
     problem = error.problem or ""
     line = error.problem_mark.line if error.problem_mark else 0
     lines = text.splitlines()

@@ -125,7 +125,6 @@ def _named(root: Node, path: Path) -> Node:
 
 
 def _experiment(root: Node, path: Path) -> tuple[FoundExperiment | None, list[InvalidKey]]:
-    """Return the experiment that a config names, or an error."""
     node, keys = root.value.get("experiment"), ("experiment",)
     if node is None:
         words = f"is missing; write `experiment: NAME`, {describe_available(path)}"
@@ -139,7 +138,6 @@ def _experiment(root: Node, path: Path) -> tuple[FoundExperiment | None, list[In
 
 
 def _mistakes_of_top(root: Node) -> list[InvalidKey]:
-    """Return the errors in the keys that every config has, for any experiment."""
     known = {key: node for key, node in root.value.items() if key in field_schemas(BaseConfig)}
     top, _ = resolve_kinds(FieldSchema(BaseConfig), Node(known, root.origin))
     strange = [(key,) for key in root.value if key not in KEYS and nearest_key(key, KEYS)]
@@ -217,7 +215,6 @@ def _over(
     source: str,
     values_of: Callable[[str], Mapping[str, Any] | None],
 ) -> tuple[dict[str, Node], list[str]]:
-    """Merge the keys over the values that the key `source` stands for."""
     name = children.get(source, Node("", DEFAULT))
     given = values_of(name.value) if isinstance(name.value, str) and name.value else None
     if given is None:
@@ -237,7 +234,6 @@ def _over(
 def _leave_out(
     want: FieldSchema, chosen: type, children: dict[str, Node], keys: Keys
 ) -> tuple[dict[str, Node], list[str]]:
-    """Drop the keys of a kind that a higher layer replaced."""
     kind = children.get("kind")
     former, below = set(), kind.under if kind else None
     while below:

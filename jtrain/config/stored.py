@@ -33,7 +33,6 @@ def load_values(values: Plain, schema: type[C], where: Path) -> tuple[C, list[st
 
     Args:
         values: the result of `to_plain` for a config.
-        schema: the experiment's Config.
         where: the file that they were read from, for the message.
 
     Raises:
@@ -51,7 +50,6 @@ def load_values(values: Plain, schema: type[C], where: Path) -> tuple[C, list[st
 
 
 def _without_unknown(schema: type, root: Node) -> tuple[Node, list[str]]:
-    """Return the values without keys unknown to the schema, and those keys."""
     try:
         TypeAdapter(schema).validate_json(json.dumps(without_origins(root)), strict=True)
     except ValidationError as error:

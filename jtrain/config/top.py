@@ -236,7 +236,6 @@ class BaseConfig:
 
 
 def _nearest_multiples(key: str, number: int, factor: int) -> str:
-    """Return the nearest multiples, as `nearest is 8 or 12 (batch=8)`."""
     below, above = number // factor * factor, -(-number // factor) * factor
     if not below:
         return f"nearest is {above} ({key}={above})"
