@@ -40,7 +40,6 @@ def distance(actual: Any, expected: Any) -> Distance:
 
 
 def _square(actual: np.ndarray | None, expected: np.ndarray | None) -> float:
-    """Return the squared difference of two leaves; infinite if they cannot be compared."""
     if actual is None or expected is None or actual.shape != expected.shape:
         return INFINITE
     floats = expected.dtype.kind == "f"

@@ -80,7 +80,6 @@ def _float32_shape(x: Any) -> jax.ShapeDtypeStruct:
 
 
 def _double(dtype: Any) -> Any:
-    """Return float64, or for a complex type the one of two float64."""
     return jnp.dtype("complex128" if jnp.issubdtype(dtype, jnp.complexfloating) else "float64")
 
 
@@ -103,7 +102,6 @@ class _Replay(Interpreter[Any]):
         return jnp.dtype("int64") if self._floats and dtype in COUNTING else dtype
 
     def cast(self, x: Any) -> Any:
-        """Cast a value to the type that it is computed in."""
         x = jnp.asarray(x)
         dtype = self._wide(x.dtype)
         return x if dtype == x.dtype else x.astype(dtype)
@@ -119,7 +117,6 @@ class _Replay(Interpreter[Any]):
         return self._after(equation, [self.cast(x) for x in self._compute(equation, inputs)])
 
     def _compute(self, equation: Equation, inputs: list[Any]) -> Sequence[Any]:
-        """Return the outputs of an equation without an inner program."""
         name, params, changes = equation.primitive.name, equation.params, {}
         if self._frozen is not None and name in {"random_bits", "random_gamma"}:
             return [_fixed_draw(equation, inputs, self._frozen)]

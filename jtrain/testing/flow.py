@@ -194,7 +194,6 @@ def _find_line(equation: Equation, calls: Sequence[Equation]) -> str:
 def _reduced_facts(
     one: Any, facts: Facts, sums: Sequence[int], coupling: RowCoupling, *, decided_by: bool
 ) -> Facts:
-    """Return the facts of an operation whose inputs are all reduced over rows."""
     name = one.primitive.name
     decides = name in DECISIONS or (name == "select_n" and 0 in sums)
     if decides:
@@ -221,7 +220,6 @@ def _is_narrow(equation: Any, output: int = 0) -> bool:
 
 
 def _may_overflow(equation: Any, flows_in: Sequence[RowFlow]) -> bool:
-    """Return whether an equation sums integers that may overflow their type."""
     dtype = equation.outvars[0].aval.dtype
     if equation.primitive.name not in {"reduce_sum", "dot_general"} or dtype not in COUNTING:
         return False
@@ -240,7 +238,6 @@ def _ranks_rows(equation: Any, into: Sequence[set[int]]) -> bool:
 
 
 def _moves_rows(one: Any, other: Any, into: Sequence[set[int]]) -> bool:
-    """Return whether an operation of MOVES moves values along rows."""
     name, params, dims = one.primitive.name, one.params, into[0]
     if name == "rev":
         return bool(dims & set(params["dimensions"]))

@@ -211,7 +211,6 @@ def compare_variant(compared: SplitStep, named: Comparison | None = None) -> Com
 
 
 def _compare(compared: SplitStep) -> Comparison:
-    """Compare a variant with one device, without a diagnosis."""
     case, name, single = compared.steps.case, compared.name, compared.distances()
     actual, expected = compared.actual, compared.expected
     if single.largest <= SINGLE:
@@ -230,7 +229,6 @@ def _compare(compared: SplitStep) -> Comparison:
 
 
 def _add_cause(row: Comparison, compared: SplitStep) -> Comparison:
-    """Add the cause to a comparison that fails."""
     if row.verdict != "FAILS" or row.cause == "rounding":
         return row
     found = explain_step(compared)

@@ -99,15 +99,12 @@ class _LossChecks:
         self.single, self.double = (_sums(case, double=double) for double in (False, True))
 
     def called_twice(self, name: str) -> Comparison:
-        """Compare two traces and check for side effects."""
         return Comparison.explained(name, explain_impurity(self.case), None)
 
     def indexes(self, name: str) -> Comparison | None:
-        """Compare the loss with that for an integer in range, if one is out of range."""
         return find_counted_index(self.case, self.single, name)
 
     def finite(self, name: str) -> Comparison | None:
-        """Look for an output that is not finite."""
         if self._is_finite(self.case.batch):
             return None
         return Comparison.explained(name, explain_nonfinite(self.single, self.case.batch), None)
@@ -125,12 +122,10 @@ class _LossChecks:
         return Comparison.explained(name, found, None)
 
     def splits(self) -> Iterator[SumSplit]:
-        """Return the splits that must not change the result."""
         allow_masks = not self.case.mask_error and not self.case.half_error
         return iter_splits(self.case.batch, allow_masks=allow_masks, coupled=self.coupled)
 
     def split(self, split: SumSplit) -> Comparison:
-        """Compare the sum over the parts of a split with its whole."""
         single = self.single.compare(split)
         double = unless_opaque(lambda: self.double.compare(split))
         sums = self.single if double is None else self.double
@@ -168,13 +163,11 @@ class _LossChecks:
         return judge(name, single, double, explain, lambda: None)
 
     def many_rows(self, name: str) -> Comparison | None:
-        """Look for a sum in few bits that is wrong for many rows."""
         batch = repeat_rows(self.case.batch, MANY)
         found = explain_few_bits(self.case, self.single, self.double, batch)
         return found and Comparison.explained(name, found, None)
 
     def uneven(self, name: str) -> Comparison | None:
-        """Compare two parts of different size with the whole, without a gradient."""
         case = self.case
         if self.coupled or case.half_error or case.rows < 6:
             return None
@@ -247,7 +240,6 @@ class _LossChecks:
             )
 
     def _is_finite(self, batch: Batch) -> bool:
-        """Return whether means and gradient of a batch are finite in float32."""
         sums = self.single(batch)
         numbers = *_numbers(sums)[0], *_numbers(sums)[1], flatten(sums.gradient)
         return all(np.isfinite(x).all() for x in numbers)
@@ -307,7 +299,6 @@ def _chunks(case: LossCase) -> Iterator[Mapping[str, Any]]:
 
 
 def _numbers(sums: RowSums) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return the totals and the weights of the loss and its metrics."""
     found = named_means(sums.returned).values()
     return [np.asarray(m.total) for m in found], [np.asarray(m.weight) for m in found]
 

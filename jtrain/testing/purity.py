@@ -79,7 +79,6 @@ class SideEffects:
 
 
 def _generators() -> dict[str, Any]:
-    """Return the states of the host's generators."""
     numpy: Any = np.random.get_state(legacy=False)["state"]
     return {"numpy.random": (numpy["pos"], numpy["key"].tobytes()), "random": random.getstate()}
 
@@ -132,7 +131,6 @@ def _depends_on_random(case: "LossCase") -> bool:
 
 
 def _traces_again(case: "LossCase") -> bool:
-    """Return whether the loss traces to the same operations on the same constants as before."""
     one, other = case.trace.program, case.traced().program
     shapes = lambda equation: [x.aval.str_short() for x in equation.outvars]
     try:

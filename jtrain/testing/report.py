@@ -90,7 +90,6 @@ class CheckReport:
         }
 
     def _explanations(self) -> list[str]:
-        """Return each explanation once, after the names of the comparisons that show it."""
         checks: dict[str, list[str]] = {}
         for row in self.rows:
             if row.why:
@@ -132,7 +131,6 @@ def _figure(x: float | None) -> str:
 
 
 def _plain(distances: Distances) -> dict[str, float | None]:
-    """Return the distances as JSON values; null where infinite, which JSON cannot hold."""
     by_name = distances._asdict().items()
     return {name: each.by if math.isfinite(each.by) else None for name, each in by_name}
 
@@ -153,7 +151,6 @@ def judge(
     """Return the comparison with its verdict.
 
     Args:
-        check: name of the comparison.
         single: the distances in float32.
         double: the distances in float64, if known.
         explain: returns the cause; called if the comparison fails.

@@ -212,8 +212,6 @@ class Sums:
 
 
 def _functions(terms: Callable[..., LossOutput]) -> Mapping[str, Callable[..., Any]]:
-    """Return the functions of `(params, extra, batch, rng=None)` that are compiled."""
-
     def forward(params: Any, extra: Any, batch: Any, rng: Any = None) -> LossOutput:
         return terms(params, extra, batch, rng)
 
@@ -291,13 +289,11 @@ def scale_rows(batch: Batch, scale: np.ndarray, side: np.ndarray) -> dict[str, n
 
 
 def _parts(x: Any) -> list[np.ndarray]:
-    """Return the total and the weight of a mean; a gradient as it is."""
     parts = (x.total, x.weight) if isinstance(x, Mean) else (x,)
     return [np.asarray(part, np.float64) for part in parts]
 
 
 def _relative(difference: np.ndarray | np.generic, operands: Sequence[np.ndarray]) -> float:
-    """Return the norm of a difference relative to the norms of its operands."""
     with np.errstate(invalid="ignore", over="ignore"):
         size = sum(float(np.linalg.norm(np.ravel(x))) for x in operands)
         by = float(np.linalg.norm(np.ravel(difference)))

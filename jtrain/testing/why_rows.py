@@ -82,7 +82,6 @@ def adds_up(parts: Sequence[Mean], whole: Mean, tolerance: float) -> bool:
 
 
 def _explain_coefficients(parts: Sequence[RowSums], whole: RowSums) -> Cause | None:
-    """Return a cause if a coefficient is computed from the rows."""
     of_parts = zip(*(part.returned.terms.coefficients for part in parts), strict=True)
     pairs = zip(whole.returned.terms.coefficients, of_parts, strict=True)
     for index, (coefficient, others) in enumerate(pairs):
@@ -103,7 +102,6 @@ def _explain_coupled_terms(sums: Sums) -> Cause | None:
 
 
 def _explain_mean(name: str, split: SumSplit, sums: Sums) -> Cause:
-    """Return why a mean does not add up."""
     if sums.case.rows_interact == "never" and sums.rows_interact(name):
         return _explain_mean_of_means(name, sums) or _explain_coupling(name, sums)
     if split.kind == "mask":
@@ -120,7 +118,6 @@ def _explain_mean(name: str, split: SumSplit, sums: Sums) -> Cause:
 
 
 def _explain_hidden(name: str, padded: Batch, sums: Sums) -> Cause:
-    """Return why a mean of a padded batch differs from that of its real rows alone."""
     if _is_inverted(name, padded, sums):
         return cause("inverted mask", name=name)
     if not sums.depends_on_rows(name, padded, ~padded["mask"]):
@@ -131,7 +128,6 @@ def _explain_hidden(name: str, padded: Batch, sums: Sums) -> Cause:
 
 
 def _explain_empty(name: str, sums: Sums) -> Cause | None:
-    """Return why a slice without unmasked rows changes a mean; None if no reason is found."""
     half, empty = (
         hide_other_rows(sums.batch, np.arange(rows)) for rows in (sums.case.rows // 2, 0)
     )
@@ -146,7 +142,6 @@ def _explain_empty(name: str, sums: Sums) -> Cause | None:
 
 
 def _is_inverted(name: str, padded: Batch, sums: Sums) -> bool:
-    """Return whether hidden rows are counted and the others are not."""
     real = padded["mask"]
     return not sums.depends_on_rows(name, padded, real) and sums.depends_on_rows(
         name, padded, ~real
@@ -157,7 +152,6 @@ def _is_inverted(name: str, padded: Batch, sums: Sums) -> bool:
 
 
 def _explain_counts(name: str, sums: Sums) -> Cause:
-    """Return why a mean differs from that of its parts although rows do not interact."""
     if not sums.case.mask_error:
         if found := _explain_constant(name, sums):
             return found
@@ -220,13 +214,11 @@ class _Halves(NamedTuple):
 
     @property
     def add_up(self) -> bool:
-        """True if the whole is the weighted mean of the halves."""
         size = np.abs(self.both) + np.abs(self.mean)
         return bool(np.all(np.abs(self.both - self.mean) <= FIT * size))
 
     @property
     def are_sums(self) -> bool:
-        """True if the values are sums, and not means."""
         size = np.abs(self.first) + np.abs(self.second) + np.abs(self.both)
         off = np.abs(self.first + self.second - self.both)
         finite = np.isfinite(off).all()
@@ -273,7 +265,6 @@ def _halves(name: str, sums: Sums, *, contents: bool = False) -> list[_Halves]:
 
 
 def _explain_coupling(name: str, sums: Sums) -> Cause:
-    """Return the operation by which rows interact, from the trace, once they are known to."""
     facts = _facts_of_contents(name, sums)
 
     def first(*kinds: str) -> RowCoupling | None:
@@ -301,7 +292,6 @@ def _explain_coupling(name: str, sums: Sums) -> Cause:
 
 
 def _facts_of_contents(name: str, sums: Sums) -> Facts:
-    """Return the facts of a mean about the contents of rows, from the trace."""
     flow = trace_mean_flows(sums.case).get(name, MeanFlow())
     facts = {**flow.weight.facts, **flow.total.facts}
     return {kind: coupling for kind, coupling in facts.items() if coupling.contents}
@@ -315,7 +305,6 @@ def _at(where: RowCoupling | None) -> str:
 
 
 def _explain_draws(sums: Sums) -> Cause:
-    """Return what the draws of a row depend on besides the row's own key."""
     batch = sums.batch if sums.case.mask_error else make_ragged(sums.batch)
     if any(sums.rows_interact(name) for name in sums.means_of(batch)):
         kinds = [facts_of(sums.case, x) for x in ("mixed", "moved", "paired", "meets")]
@@ -346,7 +335,6 @@ def _follows_first_row(sums: Sums, batch: Batch) -> bool:
 
 
 def _renumbering_changes(sums: Sums, batch: Batch, chosen: np.ndarray) -> bool:
-    """Return whether other numbers for the chosen rows change the sums of the batch."""
     row = np.where(chosen, batch["row"] + AFTER, batch["row"]).astype(np.int32)
     other = {**batch, "row": row}
     return compare_results(sums.add([other]), sums.add([batch])).largest > sums.close

@@ -49,7 +49,6 @@ def _draws(failed: SplitStep) -> bool:
 
 
 def _explain_nonfinite(failed: SplitStep) -> Cause:
-    """Return why only one of the two steps is finite."""
     parts = failed.each_part()
     results = [add_sums([sums], failed.steps.case) for sums in parts]
     empty = [i for i, sums in enumerate(parts) if not any(sums.weights)]
@@ -74,7 +73,6 @@ class _Quantity(NamedTuple):
 
 
 def _quantities(failed: SplitStep) -> Iterator[_Quantity]:
-    """Yield the loss, the gradient and each metric."""
     case = failed.steps.case
     weights = failed.steps.sums.weights(failed.steps.batch)
     parts, shares = (
@@ -95,7 +93,6 @@ def _quantities(failed: SplitStep) -> Iterator[_Quantity]:
 
 
 def _explain_sum(failed: SplitStep, one: _Quantity) -> Cause | None:
-    """Return a cause if a value is a wrong sum over the parts, or a multiple of the right one."""
     for row, wrong, facts in _wrong_sums(failed, one):
         if _is_near(one.actual, wrong) and not _is_near(one.expected, wrong):
             return failed.cause(row, what=one.what, **facts)
@@ -126,7 +123,6 @@ def _wrong_sums(
 
 
 def _is_near(actual: np.ndarray | float, value: np.ndarray | float) -> bool:
-    """Return whether numbers agree with those that an explanation predicts."""
     off, size = np.linalg.norm(np.subtract(actual, value)), np.linalg.norm(value)
     return bool(np.isfinite(size) and off <= MATCH * max(float(size), 1e-12))
 
@@ -162,7 +158,6 @@ def _explain_gradient(failed: SplitStep) -> Cause | None:
 
 
 def _explain_leaves(failed: SplitStep) -> Cause | None:
-    """Return a cause if the gradient of some parameters is wrong and that of others is right."""
     actual, expected = map(named_arrays, (failed.actual.gradient, failed.expected.gradient))
     off = {name: distance(actual[name], expected[name]).by > EXPLAINED for name in expected}
     wrong, right = ([name for name in off if off[name] == each] for each in (True, False))
@@ -173,7 +168,6 @@ def _explain_leaves(failed: SplitStep) -> Cause | None:
 
 
 def _explain_state(failed: SplitStep) -> Cause:
-    """Return why the next state differs although loss, gradient and metrics do not."""
     case = failed.steps.case
     trees = failed.actual.state, failed.expected.state, state_trees(init_first_state(case))
     actual, expected = map(named_arrays, trees[:2])
