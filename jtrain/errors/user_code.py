@@ -76,7 +76,6 @@ def describe_call(
 
 
 def _add_place(error: UserError) -> None:
-    """Add the user's lines to an error that already has its advice."""
     frames = frame_lines(error.__traceback__)
     if frames and '  File "' not in str(error):
         error.args = (f"{error}\n{frames}",)
@@ -127,7 +126,6 @@ def _name(what: str) -> str:
 
 
 def _place(function: Callable[..., Any]) -> str:
-    """Return the line on which a function begins, as a traceback shows it."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None or not is_user_file(code.co_filename):
         return ""
@@ -181,7 +179,6 @@ def _shorten(error: Exception) -> None:
 def _wrong_arguments(
     error: Exception, function: Callable[..., object], given: Mapping[str, object]
 ) -> ConfigError | None:
-    """Return the message for missing or unknown arguments, with the call or the nearest names."""
     trace = error.__traceback__ and error.__traceback__.tb_next
     if trace is None or trace.tb_next is not None:  # it was raised further inside
         return None
