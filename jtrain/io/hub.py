@@ -124,7 +124,6 @@ def _import(name: str) -> ModuleType:
 
 @contextmanager
 def _hub_errors(name: str) -> Iterator[None]:
-    """Raise CheckpointError, with what to type, for the errors of huggingface_hub."""
     from huggingface_hub import constants, errors
 
     repo, revision = split_name(name)

@@ -34,7 +34,6 @@ class JsonlWriter:
     None. Rows that `retain` selects stay.
 
     Args:
-        path: the file.
         resumed_at: a step; None restarts the file.
         retain: returns whether a row stays.
 
@@ -114,7 +113,6 @@ def complete_rows(path: Path) -> list[dict[str, Any]]:
 def _repair(
     path: Path, resumed_at: int | None, retain: Callable[[Mapping[str, Any]], bool] | None
 ) -> None:
-    """Remove a torn last row, and the rows that will be written again."""
     content, saved = _content(path), b""
     if resumed_at is not None or retain is not None:
         last = -1 if resumed_at is None else resumed_at
@@ -142,7 +140,6 @@ def _parse(path: Path, content: bytes) -> list[tuple[dict[str, Any], bytes]]:
 
 
 def _content(path: Path) -> bytes:
-    """Return the bytes of a file of rows; none if there is no file."""
     try:
         return patiently(read_bytes)(path, most=MOST, inside=path.parent)
     except FileNotFoundError:

@@ -45,7 +45,6 @@ def list_names(package: str) -> list[str]:
 
 @functools.cache
 def _homes(package: str) -> dict[str, str]:
-    """Return the module that each public name is imported from."""
     homes: dict[str, str] = {}
     source = Path(sys.modules[package].__file__ or "").read_text("utf-8")
     for node in ast.walk(ast.parse(source)):

@@ -197,7 +197,6 @@ def _folders(name: str) -> Iterator[str]:
 
 
 def _glob(pattern: str) -> re.Pattern[str]:
-    """Return the expression of a pattern of names."""
     wild = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     parts = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", pattern)
     sets = (
@@ -245,7 +244,6 @@ _ADVICE = (
 
 
 def _advice(text: str, scheme: str) -> str:
-    """Return what to do about an error of the store."""
     words = re.sub(r"(://[^/\s]+)/\S*", r"\1", text).lower()  # the names of objects say nothing
     for patterns, advice in _ADVICE:
         if any(pattern in words for pattern in patterns):

@@ -63,7 +63,6 @@ def open_regular(
     """Open a regular file; never wait for another process.
 
     Args:
-        path: the file.
         mode: as in the builtin `open`.
         buffering: as in the builtin `open`.
         inside: a directory above the file, below which no link is followed; None follows any.
@@ -170,7 +169,6 @@ def _check_mode(mode: int, path: Path) -> None:
 
 
 def _containers(value: Any) -> list[Any]:
-    """Return the dicts and lists in a dict or a list."""
     values = value.values() if isinstance(value, dict) else value
     return [inner for inner in values if isinstance(inner, dict | list)]
 

@@ -75,7 +75,6 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def _read_header(path: Path) -> tuple[dict, np.ndarray]:
-    """Return the header of a file, and the bytes after it."""
     data = map_bytes(path)
     length = int.from_bytes(data[:8].tobytes(), "little")
     if len(data) < 8 or length > len(data) - 8:
@@ -148,7 +147,6 @@ def write_safetensors(
     """Write the tensors to a file atomically, in their order, and return its size in bytes.
 
     Args:
-        path: the file.
         tensors: the arrays, or their shapes and dtypes.
         about: texts for the header.
         read: returns the array of a name, called when its turn comes, so that one is held at a
@@ -176,7 +174,6 @@ def write_safetensors(
 
 
 def _encode_header(tensors: Mapping[str, Any], about: Mapping[str, str]) -> tuple[bytes, int]:
-    """Return the header, and the bytes of the tensors after it."""
     header: dict[str, object] = {"__metadata__": dict(about)}
     offset = 0
     for name, array in tensors.items():
