@@ -68,7 +68,6 @@ def write_peft_adapter(
     Args:
         folder: is made; must be empty.
         params: of a run with an adapter: the terms.
-        model: our config.
         base: name or folder of the model that the terms are added to; empty: not known.
 
     Raises:
@@ -164,8 +163,6 @@ def merge(params: Params, *adapters: SavedAdapter | tuple[SavedAdapter, float]) 
 
 
 def _as_stored(params: Params, pairs: Sequence[tuple[SavedAdapter, float]]) -> Params:
-    """Return the weights, rounded where an adapter was trained beside fewer bits."""
-
     def leaf(path: Any, x: Leaf) -> Leaf:
         name = pytree.name(path)
         stored = [saved.adapter.store(name, x) for saved, _ in pairs if name in saved.params]

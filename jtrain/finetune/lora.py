@@ -180,7 +180,6 @@ def build_adapter(
 
     Args:
         params: of the model, or their shapes.
-        dims: names of their dims.
         linear: kernels whose layers take a `LowRank` (`Model.linear`).
 
     Raises:
