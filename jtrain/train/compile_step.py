@@ -124,5 +124,4 @@ def seconds_per_step(program: Program) -> float:
 
 
 def _read_again(calls: StackedBatches, last: int, call: int) -> Mapping[str, Any]:
-    """Return the batches of a call, from the first again after the last."""
     return calls[call % last]

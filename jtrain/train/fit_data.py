@@ -159,11 +159,7 @@ def _data_advice(data: Data) -> str:
 
 
 def _of_generator(data: Data) -> Any:
-    """Return the batches of a function that yields them; anything else as it is.
-
-    Raises:
-        DataError: for a generator itself, or a function that yields nothing.
-    """
+    """Return the batches of a function that yields them; anything else as it is."""
     if isinstance(data, Iterator) and not isinstance(data, Source):
         raise DataError(
             f"The data is a {type(data).__name__}, which can be read once, and a run may read a "
@@ -267,11 +263,7 @@ def read_weights(
 
 
 def _build_tree(tree: Any, arrays: Mapping[str, Any], where: str) -> tuple[Params, Extra]:
-    """Return the parameters and extra of a tree that `describe_tree` wrote.
-
-    Raises:
-        CheckpointError: if it is none.
-    """
+    """Return the parameters and extra of a tree that `describe_tree` wrote."""
     try:
         weights = jax.tree.map(lambda name: arrays[name], ast.literal_eval(tree))
         return weights["params"], weights["extra"]

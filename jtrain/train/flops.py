@@ -105,14 +105,10 @@ def count_model_flops(
     Only the forward pass is read: a product costs itself once, and once more for each factor whose
     gradient is taken, since the derivative of `a @ b` by each factor is one product of the same
     size. Nothing is run; `params` and `args` may be shapes. A product of parameters whose result
-    goes through a stop_gradient counts as if it did not.
+    goes through a stop_gradient counts as if it did not. None as in `count_flops`.
 
     Args:
         lower_bound: count one turn of a while_loop, and nothing for a kernel that is not known.
-
-    Returns:
-        None where unknown: a product in a while_loop, or a kernel that is not in
-        this file.
 
     Source: model FLOPs as in Chowdhery et al. 2022, "PaLM", appendix B.
     """

@@ -213,7 +213,6 @@ def _weights(start: fit_arguments.FitStart) -> Any:  # (params, extra)
 def _batches(
     data: fit_data.Data, batch: int, layout: Layout, *, single: bool = False
 ) -> tuple[Strategy, FiniteBatches]:
-    """Return the strategy, and the data in batches that split evenly, or in a single batch."""
     enable_compilation_cache()
     strategy = layout.build()
     rows = fit_data.build_batches(data, batch or -(-ROWS // strategy.shares) * strategy.shares)

@@ -171,13 +171,11 @@ def _status(run_dir: RunDir) -> Mapping[str, str]:
 
 
 def _own_code(config: RunConfig) -> dict[str, str]:
-    """Return a digest of the experiment's file, by name; {} for a file of jtrain."""
     own = Path(getattr(sys.modules.get(type(config).__module__), "__file__", None) or PACKAGE)
     return {} if own.is_relative_to(PACKAGE) else _digest_code(own)
 
 
 def _digest_code(*files: Path) -> dict[str, str]:
-    """Return 12 characters of the SHA-256 of each file, by its path in jtrain or its name."""
     name = lambda x: x.relative_to(PACKAGE.parent) if x.is_relative_to(PACKAGE) else x.name
     digest = lambda x: hashlib.sha256(x.read_bytes()).hexdigest()[:12]
     return {f"code {name(file)}": digest(file) for file in files if file.is_file()}

@@ -166,11 +166,7 @@ def _check_joined_by_ray(workers: int) -> None:
 
 
 def _check_processes(config: RunConfig, path: Path) -> None:
-    """Compare the processes that Ray has joined, as `join_run` does before it joins them.
-
-    Raises:
-        ConfigError: in all processes, with the differences.
-    """
+    """Compare the processes that Ray has joined, as `join_run` does before it joins them."""
     facts = all_gather(process_facts(config, path))
     for index, other in enumerate(facts):
         if error := difference(facts[0], other, index):

@@ -131,7 +131,6 @@ def make_evaluations(
 
 
 def _earlier_results(run: Attempt, name: str) -> dict[int, Mapping[str, float]]:
-    """Return the results of a set up to the step that a run resumes from, by step, in order."""
     if run.files is None or run.resume.start is None:
         return {}
     # Another process may not yet have cut off what came after the checkpoint.

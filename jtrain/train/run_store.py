@@ -153,7 +153,6 @@ class RemoteRun:
         return open_checkpoints(self._run_dir, self._checkpoint, self._run_dir.owner())
 
     def _ids(self) -> list[str]:
-        """Return the id of the stored run, and the ids of the runs that it was copied from."""
         stored = self._store.read("run.json") or b"{}"
         try:
             facts = parse_json(stored)

@@ -116,7 +116,6 @@ class CheckpointSaver:
     Args:
         bad_steps: its state goes into the checkpoint.
         evaluations: by set; their results are recorded there too.
-        best: the evaluation whose best is retained.
         files: rows that are flushed to the disk before the checkpoint is written.
         record: of the steps, whose file is among `files`.
         recompute: check that must agree before anything is saved.

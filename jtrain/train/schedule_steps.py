@@ -101,7 +101,6 @@ def resolve_durations(
 
 
 def _build_unresolved(config: RunConfig, build: Build) -> Experiment | None:
-    """Build the experiment from durations that are not counted yet; None where `build` fails."""
     try:
         return build(config)
     except (UserError, TypeError, ValueError):  # it needs a number of steps, or fails with one too

@@ -279,7 +279,6 @@ class CallBatches:
         """Return the batches of each call after step `start`, on the devices; close it after use.
 
         Args:
-            place: puts the batches of a call on the devices.
             observe: called with the step before each call and the batches of its steps.
 
         Raises:

@@ -225,7 +225,6 @@ class _WatchedCheckpoints:
         self._lock = lock
 
     def _check_changes(self, status: str) -> dict[str, Any]:
-        """Return the end of a run whose files have not changed for long; nothing before."""
         sign, now = _last_change(self._run_dir.path), time.monotonic()
         if sign != self._sign:
             self._sign, self._changed = sign, now

@@ -303,7 +303,6 @@ class FirstRows:
     """First batch as this process reads it: decoding 256 images may take a second.
 
     Args:
-        batches: with the rows of this process.
         parts: of which this process reads one.
     """
 

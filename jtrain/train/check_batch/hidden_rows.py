@@ -89,7 +89,6 @@ def _error(
 
 
 def _advise(means: Sequence[Mean], batch: Batch, size: int) -> str:
-    """Return the line to write: a mask that is missing, or one where visible rows meet hidden."""
     if _counts_all(means, size):
         return 'Count visible rows alone: `jt.Mean.of(values, batch["mask"])`.'
     if np.array_equal(means[0].weight, means[1].weight):

@@ -19,12 +19,10 @@ class OutOfRangeValue(NamedTuple):
     """Value of a batch that is used as an index, and selects no entry."""
 
     leaf: str
-    """Name of the array in the batch."""
     value: int
     entries: int
     """Size of the indexed dim: valid values are 0 .. entries - 1."""
     shape: tuple[int, ...]
-    """Shape of the indexed array."""
     instead: Sequence[int]
     """Two valid values, since a loss may itself map the value to one of them."""
     row: int
@@ -136,7 +134,6 @@ def _in_range(use: Use, batch: Mapping[str, np.ndarray], real: np.ndarray) -> bo
 
 
 def _candidates(array: np.ndarray, entries: int) -> list[int]:
-    """Return at most 64 values of an array, out-of-range ones first."""
     values = np.unique(array)
     likely = (values < 0) | (values >= entries)
     return [int(x) for x in (*values[likely], *values[~likely])][:MAX_VALUES]

@@ -88,7 +88,6 @@ class BadSteps(Recorder):
         return stop
 
     def _judge(self, last: int | None) -> None:
-        """Judge the waiting steps up to `last`, or all."""
         waiting, self._waiting = self._waiting, []
         for finished in waiting:
             first, end = self._judged + 1, finished.steps[-1]

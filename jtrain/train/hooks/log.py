@@ -24,7 +24,6 @@ class LogHook(Hook):
 
     Args:
         stop: the last step of the run.
-        speed: gives the speed, the time left and the share of time spent waiting for data.
         valid: gives the newest validation loss, None before the first.
         learning_rate: after a number of updates; None to show none.
     """

@@ -107,11 +107,7 @@ class ProfileWindow(Hook):
             self._stop(step)
 
     def finish(self, step: int) -> None:
-        """End a trace that a run has begun, and say so where it has none.
-
-        Args:
-            step: the last step of the run.
-        """
+        """End a trace that a run has begun, and say so where it has none."""
         if self._traces:
             self._stop(step)
         elif not self._over and self.traced is None:

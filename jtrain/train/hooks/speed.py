@@ -215,9 +215,6 @@ class TimeRows:
 
     The rows of killed attempts stay, also those of steps that a later attempt repeats: they say
     which time was lost.
-
-    Args:
-        start: step that training resumes from.
     """
 
     def __init__(self, path: Path, *, start: int):
