@@ -27,7 +27,6 @@ def gather(tree: Tree, mask: Bool[Any, "b"] | None = None) -> Tree:
     """Gather arrays on the host of every process, as numpy, with rows in the order of the data.
 
     Args:
-        tree: sharded or unsharded arrays.
         mask: which rows are real; only these are returned. None: all rows.
     """
     full = lambda x: np.asarray(x if _is_local(x) else _all_gather(x))

@@ -124,7 +124,6 @@ def through_stages(
 
     Args:
         constrain: constrains an array by the names of its dims.
-        split: the split of the rows of a microbatch.
 
     Raises:
         ShardingError: if the layers do not divide into stages, or the rows into microbatches.
@@ -179,7 +178,6 @@ def _to_stages(schedule, split, leaf):
 
 
 def _from_stages(schedule, split, leaf):
-    """Undo `_to_stages`."""
     leaf = leaf[:, 1:]
     leaf = leaf.reshape(*leaf.shape[:3], split.parts, -1, *leaf.shape[4:])
     return jnp.moveaxis(leaf, 1, 3).reshape(-1, *leaf.shape[5:])

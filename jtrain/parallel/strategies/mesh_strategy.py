@@ -128,7 +128,6 @@ class MeshStrategy(Strategy, abc.ABC):
         return self._places[stacked](batch)
 
     def _state_shardings(self, state: Any) -> Any:
-        """Return the leaves' own shardings, or those of the rules if a leaf has none."""
         has_sharding = lambda leaf: isinstance(getattr(leaf, "sharding", None), NamedSharding)
         if all(has_sharding(leaf) for leaf in jax.tree.leaves(state)):
             return jax.tree.map(lambda leaf: leaf.sharding, state)
