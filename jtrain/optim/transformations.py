@@ -143,6 +143,5 @@ def differentiate_only(
 
 
 def _fill_masked(some: Params, params: Params) -> Params:
-    """Return `some` with the leaves of `params` where `some` is masked."""
     masked = lambda x: isinstance(x, optax.MaskedNode)
     return jax.tree.map(lambda a, b: b if masked(a) else a, some, params, is_leaf=masked)
