@@ -106,8 +106,6 @@ def sum_over_chunks(
 
 
 class _Settings(NamedTuple):
-    """Static arguments."""
-
     chunk: int
     soft_cap: float | None
     z_loss: float
