@@ -150,7 +150,6 @@ def load_experiment(found: FoundExperiment) -> type[BaseConfig]:
 
 
 def _beside_advice(error: Exception, file: "Path | EntryPoint") -> str:
-    """Return what to write if the experiment's module, or one beside it, was not found."""
     name = error.name if isinstance(error, ModuleNotFoundError) else None
     if name and not isinstance(file, Path) and file.module.split(".")[0] == name:
         return (

@@ -254,7 +254,6 @@ def _required(cls: type) -> set[str]:
 
 
 def _mapping(kind: str, required: Set[str]) -> str:
-    """Return a mapping of this kind, with the keys that must be given and have a usual value."""
     more = "".join(f", {key}: {USUAL[key]}" for key in sorted(required & USUAL.keys()))
     return f"{{kind: {kind}{more}}}"
 
@@ -335,7 +334,6 @@ def _find(want: FieldSchema, keys: list[str], dotted_key: str) -> Iterator[tuple
 
 
 def _with_default_of(default: Any, cls: type, key: str) -> FieldSchema:
-    """Return the schema of a key, with its value in the default of the mapping that has it."""
     inner = field_schemas(cls)[key]
     if type(default) is not cls:
         return inner

@@ -33,7 +33,6 @@ def load_values(values: Plain, schema: type[C], where: Path) -> tuple[C, list[st
 
     Args:
         values: the result of `to_plain` for a config.
-        where: the file that they were read from, for the message.
 
     Raises:
         ConfigError: if a value is not of the type that it has in `schema`.
