@@ -160,11 +160,7 @@ def _canonical(array: Any) -> np.ndarray:
 
 
 def _check_trainable(params: Params) -> None:
-    """Raise unless there are parameters and all have a floating-point type.
-
-    Raises:
-        LossError: naming the type that has no gradient.
-    """
+    """Raise unless there are parameters and all have a floating-point type."""
     leaves = jax.tree.leaves(params)
     if not leaves:
         raise LossError("there are no parameters, so there is no gradient to compare. Give some.")

@@ -96,7 +96,6 @@ class _Replay(Interpreter[Any]):
         self._floats, self._frozen, self._after = floats, frozen, after
 
     def _wide(self, dtype: Any) -> Any:
-        """Return the type that values of a type are computed in."""
         if self._floats and jnp.issubdtype(dtype, jnp.inexact):
             return _double(dtype)
         return jnp.dtype("int64") if self._floats and dtype in COUNTING else dtype

@@ -56,7 +56,6 @@ def compare_loss(
     They end at the first failure of purity or finite values, which would fail all the others.
 
     Args:
-        log: called with the name of each comparison when it starts.
         not_compared: a list for sentences about comparisons that are not made.
     """
     checks = _LossChecks(case, [] if not_compared is None else not_compared)
@@ -110,7 +109,6 @@ class _LossChecks:
         return Comparison.explained(name, explain_nonfinite(self.single, self.case.batch), None)
 
     def on_half(self, name: str) -> Comparison | None:
-        """Call the loss with another number of rows, if it must take one."""
         rows, error = self.case.rows, self.case.half_error
         if error and self.coupled:
             self.not_compared.append(

@@ -26,7 +26,6 @@ def iter_splits(batch: Batch, *, allow_masks: bool, coupled: bool) -> Iterator[S
 
     Args:
         batch: an even number of rows.
-        allow_masks: whether masks may hide rows.
         coupled: whether rows interact by declaration; the batch is then neither split nor
             reordered.
     """
