@@ -41,7 +41,6 @@ def user_code(what: str, batch: Mapping[str, Any] | None = None) -> Iterator[Non
 
     Args:
         what: name of the called function: "the loss", "`build`".
-        batch: its batch, for advice.
 
     Raises:
         CodeError: instead of the error, with the user's frames, the first line of the error and
