@@ -72,14 +72,11 @@ def pin_commits(commits: Mapping[str, str]) -> None:
 
 
 def push_folder(folder: Path, name: str, *, private: bool) -> str:
-    """Upload a folder as one commit of a model, which is created if it does not exist.
+    """Upload a folder as one commit of a model, created if it is new; return its address.
 
     Args:
         private: visibility of a new model; False: the default of its owner, which is public unless
             an organization has set otherwise.
-
-    Returns:
-        The address of the model.
 
     Raises:
         CheckpointError: if the Hub refuses it, or cannot be reached.

@@ -35,7 +35,6 @@ class JsonlWriter:
 
     Args:
         resumed_at: a step; None restarts the file.
-        retain: returns whether a row stays.
 
     Raises:
         CheckpointError: if a row before the last cannot be read, or the file cannot be written.

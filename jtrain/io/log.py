@@ -62,7 +62,6 @@ class RunLog(logging.Handler):
 
     Args:
         screen: stream to print to; standard output by default, or None for a closed one.
-        shows: whether this process prints.
         keep_lines: whether lines are kept for a file; not for a run in memory, which opens none.
     """
 

@@ -40,7 +40,6 @@ def check_local_run(run: object, purpose: str) -> None:
     """Raise ConfigError if a run is given by an address where a local run is needed.
 
     Args:
-        run: what the user typed.
         purpose: what needs the run, for the message.
     """
     if is_address(run):
@@ -54,7 +53,6 @@ def check_local_path(text: object, what: str) -> None:
     """Raise ConfigError unless `text` is a local path.
 
     Args:
-        text: the given path.
         what: its use, such as `--out`.
     """
     if is_address(text):

@@ -63,8 +63,7 @@ def open_regular(
     """Open a regular file; never wait for another process.
 
     Args:
-        mode: as in the builtin `open`.
-        buffering: as in the builtin `open`.
+        mode, buffering: as in the builtin `open`.
         inside: a directory above the file, below which no link is followed; None follows any.
 
     Raises:

@@ -148,7 +148,6 @@ def write_safetensors(
 
     Args:
         tensors: the arrays, or their shapes and dtypes.
-        about: texts for the header.
         read: returns the array of a name, called when its turn comes, so that one is held at a
             time; None: `tensors` has the arrays.
 
