@@ -24,9 +24,11 @@ class EvaluateEvery(Hook):
     """Hook that evaluates the state after steps `every`, 2 `every`, ..., and keeps the results.
 
     Args:
+        every: steps.
         measure: `state -> numbers`; must not keep the state.
         log: takes the step and the numbers: `lambda step, numbers: metrics.row(step, "valid",
             numbers)`.
+        name: of the evaluation set.
         best: `lowest loss`, `highest accuracy`, ...: which result is the best one.
         results: numbers by step so far, in order; new ones are added to it.
     """

@@ -23,7 +23,9 @@ class LogHook(Hook):
     `step   400/2000  loss   2.1432  valid   2.2011  lr 9.80e-04   52.1k tokens/s ...`
 
     Args:
+        every: steps.
         stop: the last step of the run.
+        speed: gives the speed, the time left and the share of time spent waiting for data.
         valid: gives the newest validation loss, None before the first.
         learning_rate: after a number of updates; None to show none.
     """

@@ -25,7 +25,9 @@ class ProgressBar(Hook):
     Args:
         start: the step that the run resumes from.
         stop: the last step of the run.
+        speed: gives the speed and the time left.
         valid: gives the newest validation loss, None before the first.
+        steps_per_call: steps that the loop takes at once.
         stream: of the terminal or the cell; stdout by default.
         clock: gives seconds.
     """
