@@ -17,6 +17,7 @@ EXEMPT = {
     "data/batches/row_cache.py": "files that this object has made",
     "data/images/image_dataset.py": "mapped after its header was read in the one way",
     "data/known_sets.py": OWN, "distributed/accelerators.py": KERNEL,
+    "distributed/heartbeat.py": KERNEL,
     "inspect/report/page.py": OWN, "io/lazy_names.py": OWN, "parallel/program_cache.py": OWN,
     "train/fit_data.py": "an advice", "train/hooks/speed.py": KERNEL,
     "train/processes.py": "the experiment's own code, which is run",
