@@ -101,7 +101,7 @@ def test_resumes_from_the_checkpoint_before_it_and_writes_nothing(study):
     outcome = trained(path, "steps=40", "guard.kind=stop")
     bad = [s for s in range(40) if np.isnan(config_of(path).build(None).train[s]["x"]).any()]
     assert outcome.status == "failed"
-    assert f"In the batch of step {outcome.step}, row" in outcome.why
+    assert f"In the batch of step {bad[0] + 1}, row" in outcome.why
     before = {p: p.stat().st_mtime_ns for p in outcome.directory.path.rglob("*")}
     said: list[str] = []
     got = find_nan(config_of(path, ["steps=40"]), log=said.append)
