@@ -44,7 +44,7 @@ class TrackerRun:
 
     id: str
     """Id of the run in the service."""
-    write: Callable[[int, Mapping[str, float]], None]
+    write: Callable[[int, dict[str, float]], None]
     """Adds numbers of a step: `loss`, `valid/loss`, ... Steps never decrease."""
     close: Callable[[End], None]
     """Reports how the run ended, and sends the remaining rows."""
