@@ -106,7 +106,8 @@ def _resolve(
     build = lambda config: build_experiment(config, strategy.placement)
     run = resolve_durations(requested, build, seconds, unresolved)
     config, rule = run.config, strategy.optimizer(run.experiment.transformation)
-    experiment = dataclasses.replace(run.experiment, optimizer=rule)
+    sample = _make_sample(config, run.experiment)
+    experiment = dataclasses.replace(run.experiment, optimizer=rule, sample=sample)
     shapes = trace_state(config, experiment)
     resolved = Resolved(
         config=config,
@@ -120,11 +121,10 @@ def _resolve(
     for rows in resolved.sets.values():
         check_divides(rows.size, strategy.shares, 1, name="evaluate.batch")
     check_set_names(config, resolved.sets, experiment.generated)
-    make_sample(config, experiment)  # raises if nothing writes one
     return resolved
 
 
-def make_sample(
+def _make_sample(
     config: RunConfig, experiment: Experiment
 ) -> Callable[[Params, Extra, Key], str] | None:
     """Return what writes the sample of a run; None if nothing does.

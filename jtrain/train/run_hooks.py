@@ -35,7 +35,6 @@ from jtrain.train.hooks.speed import Speed, measure_memory
 from jtrain.train.hooks.step_record import StepRecorder
 from jtrain.train.hooks.tracking import Tracking
 from jtrain.train.program import Program
-from jtrain.train.resolve import make_sample
 from jtrain.train.rollback import ResumePoint
 from jtrain.train.run_dir import RunDir
 from jtrain.train.run_store import RunStore
@@ -252,28 +251,70 @@ def set_grace_budget(run: Attempt, speed: Speed) -> None:
     budget.call = lambda: schedule.longest * speed.pace.seconds_per_step if speed.pace else 0.0
 
 
-class Pictures(Hook):
-    """Hook that draws the state after steps `log.pictures`, 2 `log.pictures`, ..."""
+class ShowEvery(Hook):
+    """Hook that shows what a model makes after steps `every`, 2 `every`, ... and at the end.
 
-    def __init__(self, run: Attempt, pause: Pause, tracking: Tracking | None):
-        self.every = run.config.log.pictures or run.config.steps
-        self._run, self._pause, self._drawn, self._tracking = run, pause, 0, tracking
+    Args:
+        every: steps; 0: only at the end.
+        make: of the parameters, the extra and a key; called in the first process.
+        write: writes what was made at a step, and returns it as trackers take it.
+        doing: names the work in the times of the run.
+    """
+
+    def __init__(
+        self,
+        run: Attempt,
+        pause: Pause,
+        tracking: Tracking | None,
+        every: int,
+        make: Callable[..., Any],
+        write: Callable[[int, Any], Mapping[str, Any]],
+        doing: str,
+    ):
+        self.every = every or run.config.steps
+        self.newest: Mapping[str, Any] = {}
+        """What was shown last; nothing in processes other than the first."""
+        self._run, self._pause, self._doing, self._tracking = run, pause, doing, tracking
+        self._make, self._write, self._shown = make, write, 0
 
     def on_state(self, step: int, state: TrainState) -> None:
-        """Draw the state, unless it was drawn already. Every process calls this."""
-        make, files = self._run.program.resolved.experiment.pictures, self._run.files
-        assert make is not None, "the trainer makes the hook of such an experiment alone"
-        assert files is not None, "and of a run that has files"
-        if step == self._drawn:
+        """Show the state, unless it was shown already. Every process calls this."""
+        if step == self._shown:
             return
-        self._drawn = step
-        with self._pause("drawing"):
-            weights_and_key = self._run.program.gather_weights(state)
-            drawn = make(*weights_and_key) if files.first else {}
+        self._shown, program = step, self._run.program
+        with self._pause(self._doing):
+            weights_and_key = program.gather_weights(state)
+            first = self._run.files is not None and self._run.files.first
+            made = self._make(*weights_and_key) if first else None
             barrier()
-        written = write_pictures(files.pictures, step, drawn)
-        if self._tracking is not None:
-            self._tracking.show(step, dict(zip(drawn, written, strict=True)))
+        if made:
+            self.newest = self._write(step, made)
+            if self._tracking is not None:
+                self._tracking.show(step, self.newest)
+
+
+def show_results(
+    run: Attempt, pause: Pause, tracking: Tracking | None
+) -> tuple[ShowEvery | None, ShowEvery | None]:
+    """Return the hooks for the experiment's pictures and its samples, each if it has them."""
+    config, x, files = run.config, run.program.resolved.experiment, run.files
+    if not files:
+        return None, None
+
+    def draw(step: int, drawn: Mapping[str, Any]) -> Mapping[str, Any]:
+        return dict(zip(drawn, write_pictures(files.pictures, step, drawn), strict=True))
+
+    def write(step: int, text: str) -> Mapping[str, Any]:
+        _write_sample(files.samples, text)
+        if step < config.steps:  # the last one is printed by the caller
+            LOG.info(f"sample after step {step}: {text}")
+        return {"sample": text}
+
+    make = functools.partial(ShowEvery, run, pause, tracking)
+    return (
+        x.pictures and make(config.log.pictures, x.pictures, draw, "drawing"),
+        x.sample and make(config.sample.every, x.sample, write, "sampling"),
+    )
 
 
 def prepare_own_hooks(
@@ -285,37 +326,6 @@ def prepare_own_hooks(
     hooks = [*given, stops] if stops else [*given]
     add_listeners(evaluations, hooks)
     return hooks
-
-
-class Samples(Hook):
-    """Hook that writes the sample after steps `sample.every`, 2 `sample.every`, ..."""
-
-    def __init__(self, run: Attempt, pause: Pause, tracking: Tracking | None):
-        self.every = run.config.sample.every or run.config.steps
-        self.text = ""
-        """The newest sample; empty in processes other than the first."""
-        self._run, self._pause, self._written, self._tracking = run, pause, 0, tracking
-
-    def on_state(self, step: int, state: TrainState) -> None:
-        """Write the sample, unless it was written already. Every process calls this."""
-        program, files = self._run.program, self._run.files
-        make = make_sample(self._run.config, program.resolved.experiment)
-        assert make is not None, "the trainer makes the hook of such an experiment alone"
-        assert files is not None, "and of a run that has files"
-        if step == self._written:
-            return
-        self._written = step
-        with self._pause("sampling"):
-            weights_and_key = program.gather_weights(state)
-            self.text = make(*weights_and_key) if files.first else ""
-            barrier()
-        if not self.text:
-            return
-        _write_sample(files.samples, self.text)
-        if step < self._run.config.steps:  # the last one is printed by the caller
-            LOG.info(f"sample after step {step}: {self.text}")
-        if self._tracking is not None:
-            self._tracking.show(step, {"sample": self.text})
 
 
 def _write_sample(path: Path, text: str) -> None:

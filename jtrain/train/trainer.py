@@ -37,7 +37,6 @@ from jtrain.train.hooks.signals import Signals
 from jtrain.train.hooks.speed import TimeRows
 from jtrain.train.hooks.step_record import StepRecorder
 from jtrain.train.program import Program
-from jtrain.train.resolve import make_sample
 from jtrain.train.rollback import ResumePoint, record_rollback
 from jtrain.train.run_hooks import Attempt
 from jtrain.train.run_result import Status
@@ -158,10 +157,8 @@ class Trainer:
             run.closing.callback(self.times.close)
         self.progress = run_hooks.show_progress(run, self.speed, self.evaluations)
         self.tracking = run_hooks.track(run, self.speed)
-        draws = run.files and run.program.resolved.experiment.pictures
-        self.pictures = run_hooks.Pictures(run, self.pause, self.tracking) if draws else None
-        writes = run.files and make_sample(config, run.program.resolved.experiment)
-        self.samples = run_hooks.Samples(run, self.pause, self.tracking) if writes else None
+        shown = run_hooks.show_results(run, self.pause, self.tracking)
+        self.pictures, self.samples = shown
         run_hooks.set_grace_budget(run, self.speed)
         self.save, self.retries = self._make_save()
         self.own_hooks = run_hooks.prepare_own_hooks(run, own_hooks, self.evaluations)
@@ -293,7 +290,7 @@ class Trainer:
             results={name: evaluation.results for name, evaluation in self.evaluations.items()},
             best=self.best and self.best.best,
             history=self.history,
-            sample=self.samples.text if self.samples else "",
+            sample=self.samples.newest.get("sample", "") if self.samples else "",
         )
 
     def end_tracking(self, status: Status) -> None:

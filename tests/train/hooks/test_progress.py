@@ -13,7 +13,7 @@ import pytest
 from jtrain.io.png import encode_png, tile_images
 from jtrain.train.charts import text_chart
 from jtrain.train.hooks import ProgressBar
-from jtrain.train.run_hooks import Pictures
+from jtrain.train.run_hooks import show_results
 
 
 @pytest.fixture(autouse=True)
@@ -123,13 +123,15 @@ def test_a_state_is_drawn_at_its_steps_and_once(tmp_path: Path):
         return {"digits": IMAGES + np.uint8(state)}
 
     some = types.SimpleNamespace
-    program = some(resolved=some(experiment=some(pictures=draw)), gather_weights=lambda x: (x,))
+    program = some(
+        resolved=some(experiment=some(pictures=draw, sample=None)), gather_weights=lambda x: (x,)
+    )
     files = some(first=True, pictures=tmp_path)
     config = some(log=some(pictures=5), steps=10)
     run = some(config=config, program=program, files=files)
     sent = []
     tracking = some(show=lambda step, shown: sent.append((step, shown)))
-    pictures = Pictures(run, lambda activity: contextlib.nullcontext(), tracking)
+    pictures, _ = show_results(run, lambda activity: contextlib.nullcontext(), tracking)
     for step in (5, 10, 10):  # once more at the end of the run
         pictures.on_state(step, step)
     assert seen == [5, 10]
