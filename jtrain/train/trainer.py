@@ -307,7 +307,7 @@ class Trainer:
 
     def _between_step_calls(self, step: int) -> None:
         HEARTBEAT.at(step)
-        self.attempt.signals.check_peers()
+        self.attempt.signals.check()
         if self.times:
             self.times.tick(step)
 

@@ -65,7 +65,7 @@ def test_backups_leave_out_the_slowest_and_divide_by_the_others(study):
     got = Losses()
     served = train_on_servers(program, hooks=[got], environ={"JTRAIN_SERVER_SLOW": "0,1000"})
     half = server_setup(study, "{kind: sync}", "steps=3", SGD, "evaluate.every=0", "batch=8")
-    state, step = half.initial_state(), half._step()[0]
+    state, step = half.initial_state(), half._step(half.schedule)[0]
     rows = program.resolved.experiment.train.shard(0, 2)
     for number in range(3):
         state, metrics = step(state, rows[number])

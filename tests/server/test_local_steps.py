@@ -48,7 +48,7 @@ def test_diloco_is_its_formula(study):
     served = train_on_servers(program)
 
     plain = server_setup(study, "{kind: sync}", MOMENTUM, "steps=4")  # for its step
-    step = jax.jit(plain._step()[0])
+    step = jax.jit(plain._step(plain.schedule)[0])
     params, velocity = host(plain.initial_state().params), None
     states = [plain.initial_state(), plain.initial_state()]
     shards = [plain.resolved.experiment.train.shard(worker, 2) for worker in range(2)]

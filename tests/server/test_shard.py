@@ -315,7 +315,7 @@ def test_pushes_and_pulls_of_async_are_those_of_the_formula(study):
     served = train_on_servers(program).state
 
     plain = server_setup(study, "{kind: async}", PLAIN_SGD, "steps=3", workers=1)
-    step, codec = jax.jit(plain._step()[0]), make_codec(Int4(block=16))
+    step, codec = jax.jit(plain._step(plain.schedule)[0]), make_codec(Int4(block=16))
     params, residual = host(plain.initial_state().params), None
     state = plain.initial_state()
     for number in range(3):

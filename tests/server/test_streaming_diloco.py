@@ -53,7 +53,7 @@ def test_streaming_is_its_formula(study):
     served = train_on_servers(program).state
 
     plain = server_setup(study, "{kind: sync}", MOMENTUM, "steps=12")  # for its step
-    step = jax.jit(plain._step()[0])
+    step = jax.jit(plain._step(plain.schedule)[0])
     fragment = assign_fragments(plain.resolved.abstract_state.params, P)
     assert set(fragment) == {0, 1}
     outer, tree = jax.tree.flatten(host(plain.initial_state().params))

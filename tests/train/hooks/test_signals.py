@@ -9,6 +9,7 @@ import time
 import counting
 import pytest
 
+from jtrain.core.loop import StoppedError
 from jtrain.distributed import shutdown
 from jtrain.train.hooks import Signals
 
@@ -48,6 +49,14 @@ def test_the_previous_handlers_are_restored(monkeypatch):
             signal.signal(number, handler)
 
 
+def test_a_loop_that_reads_no_batches_of_its_own_is_stopped_too():
+    with Signals() as signals:
+        signals.check()
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(StoppedError, match="SIGTERM"):
+            signals.check()
+
+
 def test_in_another_thread_it_does_nothing():
     before, ended = signal.getsignal(signal.SIGINT), []
 
@@ -67,6 +76,7 @@ def test_in_another_thread_it_does_nothing():
 STUCK = """
 import ctypes, signal, sys
 from jtrain.train.hooks import Signals
+from jtrain.core.loop import StoppedError
 from jtrain.distributed import shutdown
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.shutdown import exit_on_early_signals
