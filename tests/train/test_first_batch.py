@@ -17,6 +17,7 @@ from jtrain.losses.chunked_next_token import chunked_next_token
 from jtrain.losses.cross_entropy import cross_entropy
 from jtrain.losses.shapes import in_range
 from jtrain.parallel import FSDP
+from jtrain.train.check_batch.first_batch import _log_repeated
 from jtrain.train.check_batch.uses import find_uses
 
 ROWS, CLASSES, BAD = 8, 10, 5
@@ -160,6 +161,32 @@ def test_the_mark_of_a_label_is_no_operation():
     program = jax.make_jaxpr(lambda z, b: marked(z, b["y"]))(given[0], {"y": given[1]})
     found = find_uses(program, {"y": jax.ShapeDtypeStruct((4, 1), jnp.int32)}).found
     assert [(use.entries, use.shape) for use in found] == [(10, (4, 10))]
+
+
+# A softmax of a softmax
+
+
+BINARY = optax.sigmoid_binary_cross_entropy
+REPEATED = {
+    "softmax": lambda z, y: cross_entropy(jax.nn.softmax(z), y, jnp.ones(ROWS, bool))[0].total,
+    "softmax of optax": lambda z, y: optax_nats(jax.nn.softmax(z), y).sum(),
+    "sigmoid": lambda z, y: BINARY(jax.nn.sigmoid(z[:, 0]), y > 4).sum(),
+}
+RIGHT = {
+    "a log softmax": lambda z, y: optax_nats(jax.nn.log_softmax(z), y).sum(),
+    "attention": lambda z, y: optax_nats(jax.nn.softmax(z @ z.T) @ z, y).sum(),
+    "a gate": lambda z, y: BINARY(jax.nn.silu(z[:, 0]), y > 4).sum(),
+}
+
+
+@pytest.mark.parametrize("name", REPEATED | RIGHT)
+def test_a_softmax_of_a_softmax_is_named(name, caplog):
+    loss = (REPEATED | RIGHT)[name]
+    _log_repeated.cache_clear()
+    jt.check_batch(
+        lambda p, b, _: jt.Mean(loss(logits(p, b), b["label"]), 1.0 * ROWS), PARAMS, batch()
+    )
+    assert (f"ends in a {name.split()[0]}, and" in caplog.text) == (name in REPEATED)
 
 
 # Where it is looked

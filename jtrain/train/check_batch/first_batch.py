@@ -127,6 +127,8 @@ class FirstBatch:
         Raises:
             DataError: with the row, the value and the shape of the indexed array.
         """
+        if (name := self._uses.repeated) and jax.process_index() == 0:
+            _log_repeated(name)
         if outside := next(filter(None, all_gather(self.outside)), ""):
             raise DataError(outside)
         every = [
@@ -289,6 +291,15 @@ def _log_unread(names: Sequence[str], others: Sequence[str]) -> None:
     _log.warning(
         f"the loss reads {reads} of its batches, and not {arrays}: leave unread arrays out of the "
         f"data, or read them in the loss (weights of rows are called `weight` in a ready-made one)"
+    )
+
+
+@functools.cache  # once
+def _log_repeated(name: str) -> None:
+    _log.warning(
+        f"the model ends in a {name}, and the loss takes a {name} of its inputs again: training "
+        f"is slow, and ends too early. Leave the {name} out of the model, whose outputs are logits "
+        f"then, and use jax.nn.{name} on a prediction where chances are wanted"
     )
 
 

@@ -64,6 +64,8 @@ class Uses(NamedTuple):
     found: Sequence[Use]
     evaluate: Callable[[Mapping[str, Any]], Sequence[Use]]
     """Function of the batch by name: the uses with their values. Only `leaves` need be given."""
+    repeated: str
+    """`softmax` or `sigmoid`, if one is taken of itself."""
 
     @property
     def leaves(self) -> frozenset[str]:
@@ -94,7 +96,7 @@ def find_uses(
     names = sorted(batch)
     inputs = leaves or [None] * (len(program.in_avals) - len(names)) + names
     softmaxes = _Softmaxes()
-    softmaxes.run(program, [False] * len(program.in_avals))
+    softmaxes.run(program, [""] * len(program.in_avals))
 
     def evaluate(given: Mapping[str, Any]) -> list[Use]:
         search = _Search()
@@ -104,7 +106,7 @@ def find_uses(
         search.run(program, [None if name is None else known[name] for name in inputs])
         return [x for x in search.found if not x.compared or x.entries in softmaxes.sizes]
 
-    return Uses(jax.eval_shape(evaluate, dict(batch)), jax.jit(evaluate))
+    return Uses(jax.eval_shape(evaluate, dict(batch)), jax.jit(evaluate), softmaxes.repeated)
 
 
 @jax.tree_util.register_dataclass
@@ -262,22 +264,49 @@ def _handles_out_of_range(params: Mapping[str, Any]) -> bool:
     return fill is not None and not np.isnan(fill)
 
 
-class _Softmaxes(Interpreter[bool]):
-    """Values that are exponentials, and the sizes of the dims over which they are summed."""
+class _Softmaxes(Interpreter[str]):
+    """What a value is within a softmax or a sigmoid; empty for any other.
+
+    A softmax is `exp / total`. Another of it is an `exp` of it less its `largest`, as every stable
+    implementation has it; a cross entropy of two classes has `exp(-abs(x))`.
+    """
 
     def __init__(self) -> None:
         self.sizes: set[int] = set()
+        """Sizes of the dims over which exponentials are summed."""
+        self.repeated = ""
+        """`softmax` or `sigmoid`, if the program takes an exponential of one."""
 
-    def constant(self, value: Any, aval: Any) -> bool:
-        return False
+    def constant(self, value: Any, aval: Any) -> str:
+        return ""
 
-    def join(self, *values: bool) -> bool:
-        return any(values)
+    def join(self, *values: str) -> str:
+        return next(filter(None, values), "")
 
-    def operation(self, equation: Equation, inputs: list[bool]) -> Sequence[bool]:
-        name = equation.primitive.name
-        if name == "reduce_sum" and inputs[0]:
+    def operation(self, equation: Equation, inputs: list[str]) -> Sequence[str]:
+        name, made = equation.primitive.name, ""
+        if name == "exp":
+            again = {"less its largest": "softmax", "size of a sigmoid": "sigmoid"}
+            self.repeated = again.get(inputs[0], self.repeated)
+            made = "exp"
+        elif name == "reduce_sum" and inputs[0] == "exp":
             shape = equation.invars[0].aval.shape
             self.sizes |= {shape[axis] for axis in equation.params["axes"]}
-        moved = name in {"convert_element_type", "select_n"} and any(inputs)
-        return [name == "exp" or moved] * len(equation.outvars)
+            made = "total"
+        elif name in _SAME | _MOVES | {"max", "select_n"}:
+            made = self.join(*inputs)
+        elif name == "neg":
+            made = inputs[0]
+        else:
+            made = _SOFTMAX.get((name, *inputs), "")
+        return [made] * len(equation.outvars)
+
+
+_SOFTMAX = {
+    ("div", "exp", "total"): "softmax",
+    ("reduce_max", "softmax"): "largest",
+    ("sub", "softmax", "largest"): "less its largest",
+    ("logistic", ""): "sigmoid",
+    ("sub", "sigmoid", ""): "sigmoid",
+    ("abs", "sigmoid"): "size of a sigmoid",
+}
