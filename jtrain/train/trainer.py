@@ -81,9 +81,11 @@ def train_to_end(
     while True:
         with Trainer(program, resume, state, store, signals, log, hooks) as trainer:
             ended = trainer.train(step_fn, state)
-            # A run in memory has no checkpoint to roll back to: it ends as failed.
-            if not isinstance(ended.stop, Rollback) or isinstance(store, MemoryStore):
+            if not isinstance(ended.stop, Rollback):
                 return trainer.finish(ended)
+            if isinstance(store, MemoryStore):  # it has no checkpoint to roll back to
+                failed = Stop(ended.stop.why, "failed")
+                return trainer.finish(dataclasses.replace(ended, stop=failed))
             trainer.end_tracking("stopped")
             record_rollback(resume.batches, trainer.bad_steps, ended.stop)
         del state, ended  # frees memory for the next state
@@ -126,14 +128,16 @@ class Trainer:
             self._closing = closing.pop_all()
 
     def _make_hooks(self, state: TrainState, own_hooks: Sequence[Hook]) -> None:
-        """Make the recorders and the hooks.
+        """Make the recorders and the hooks, each called in the order of its list.
 
-        At a step for which a hook is due, the loop waits for the calls in flight. Then, each time
-        in the order of the list: the recorders get the numbers of all steps that they have not
-        seen, which they get every `record_every` steps too; the hooks that are due get the numbers
-        of this step; and the state goes to those that take it. If one of them returns a `Stop`, the
-        others are still called, and the loop ends at this step. A signal that raises `StoppedError`
-        ends it at once.
+        Numbers come some calls late, and nothing waits for them. Only at a step whose state a hook
+        takes does the loop wait for the calls in flight. Then the recorders get the numbers of all
+        steps that they have not seen; the hooks that are due get the numbers of this step; and the
+        state goes to those that take it. If one of them returns a `Stop`, the others are still
+        called, and the loop ends at this step.
+
+        A signal ends the loop before the next call. In an evaluation it ends that evaluation alone:
+        the hooks after it are called, so the state is saved, and a resume evaluates it.
         """
         run, config = self.attempt, self.attempt.config
         every, files = run.log_every, run.written_files
@@ -163,12 +167,12 @@ class Trainer:
         self.save, self.retries = self._make_save()
         self.own_hooks = run_hooks.prepare_own_hooks(run, own_hooks, self.evaluations)
         main = next(iter(self.evaluations.values()), None)
-        recorders = [  # of every step
+        recorders = [  # of every step; some are hooks below, too
             HooksPhase(),
             self.speed,
             self.step_record,
-            self.bad_steps,
-            self.save,  # only checks whether the last save has failed
+            self.bad_steps,  # returns a `Stop` at multiples of `record_every` alone
+            self.save,  # only prepares the first save, and checks whether the last one has failed
         ]
         hooks = [
             # What takes numbers, at the steps that are logged.
@@ -184,8 +188,9 @@ class Trainer:
             self.metrics,
             self.tracking,
             # What takes the state. The save is last: it stores the results of the evaluations. It
-            # writes nothing where `bad_steps` ends the run or rolls it back.
-            *self.evaluations.values(),
+            # writes nothing where `bad_steps` stops the run or rolls it back; a step that is
+            # skipped leaves the state as it was.
+            *self.evaluations.values(),  # each calls the hooks that have `on_results`
             *self.own_hooks,
             self.pictures if config.log.pictures else None,
             self.samples if config.sample.every else None,
@@ -223,7 +228,7 @@ class Trainer:
                     state,
                     self.attempt.signals.through(self.feed),
                     start=self.attempt.start,
-                    stop=self.attempt.start if already_over else config.steps,
+                    stop=self.attempt.start if already_over else config.steps,  # or no step
                     **self.loop_options(),
                 )
             except TypeError as error:
@@ -269,7 +274,7 @@ class Trainer:
         except StoppedError as asked:  # a signal while it evaluates: the rest when it resumes
             stop = asked.stop
             self.save.at(ended.step, ended.state)  # does nothing if it is saved
-        with HEARTBEAT.during("save"):  # until the last save is on the disk
+        with HEARTBEAT.during("save"):  # until the last save is on the disk, or failed too often
             while self.retries is not None and self.retries.last_failed():
                 self.save.again(ended.step, ended.state)
         status, why, checkpoint = STATUS[stop.kind], stop.why, None
@@ -300,7 +305,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def pause(self, activity: str) -> Iterator[None]:
-        """Show an activity beside training, and exclude its time from the speed."""
+        """Show an activity that interrupts training, and exclude its time from the speed."""
         phase = PHASES.get(activity, "eval")
         with self.speed.pause(), self.progress.during(activity), HEARTBEAT.during(phase):
             yield
@@ -328,7 +333,7 @@ class Trainer:
         return DeadlockWatch(pool_advice(devices)) if alone else contextlib.nullcontext()
 
     def _catch_up(self, state: TrainState) -> None:
-        """Evaluate what was due at the step that a run resumes from, and was skipped for a signal.
+        """Evaluate what was due at the step that a run resumes from, where a signal ended it.
 
         Not at the last step, which is evaluated in any case.
         """
@@ -344,6 +349,7 @@ class Trainer:
             self.save.at(step, state)
 
     def _earlier_stop(self) -> Stop | None:
+        """Return the `Stop` for results that were found before this start."""
         stops = (evaluation.verdict() for evaluation in self.evaluations.values())
         return next((stop for stop in stops if stop), None)
 
