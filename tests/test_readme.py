@@ -1,4 +1,4 @@
-"""The README: its example runs, its map and links name what exists, and an install is small."""
+"""The README: its example runs, the map and its links name what exists, and an install is small."""
 
 import re
 from importlib import metadata
@@ -11,6 +11,7 @@ from plain_environ import run_python
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+AGENTS = (ROOT / "AGENTS.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = BLOCK.findall(README)
@@ -31,7 +32,7 @@ def last_line(code: str) -> str:
 def test_the_short_example_learns_as_printed():
     printed = re.fullmatch(r"{'loss': (\d+\.\d+).*} \(1000,\)", last_line(EXAMPLE))
     assert printed
-    assert float(printed[1]) < 0.2  # the variance of what it learns is 0.5
+    assert float(printed[1]) < 0.3  # the variance of what it learns is 0.5
 
 
 def test_install_and_test_commands_are_those_that_ci_runs():
@@ -43,7 +44,7 @@ def test_install_and_test_commands_are_those_that_ci_runs():
 
 def mapped() -> tuple[set[str], set[str]]:
     """Return the names in the map: those of the repository and those of the package."""
-    (map_,) = [code for _, code in BLOCKS if code.startswith("jtrain/\n")]
+    (map_,) = [code for _, code in BLOCK.findall(AGENTS) if code.startswith("jtrain/\n")]
     inside, outside = set(), set()
     for line in map_.splitlines():
         names = re.match(r"\s*((?:\w+(?:/|\.py) ?)+)", line)
@@ -63,7 +64,7 @@ def test_the_map_has_every_package():
     parts = {path.name for path in (ROOT / "jtrain").glob("*.py")}
     parts |= {f"{path.parent.name}/" for path in (ROOT / "jtrain").glob("*/__init__.py")}
     assert len(parts) == 21
-    assert parts - mapped()[1] == set(), "give each a place in the README's map"
+    assert parts - mapped()[1] == set(), "give each a place in the map of AGENTS.md"
 
 
 def test_the_tests_it_names_exist():
