@@ -67,7 +67,8 @@ def run(
     Args:
         source: the file the config was read from, for advice.
         hooks: observers of your own, beside those of the config; plain functions too, by the names
-            of what they take: (step, numbers), (step, state) or (step, results).
+            of what they take: (step, numbers), (step, state) or (step, results). One of a state is
+            called after each call of the step; `jt.on_state(function, every=100)` is not.
         screen: stream to print to; standard output by default.
         directory: of the run, where it is not runs/NAME.
         resume_command: how to resume the run, for messages; by default `jtrain run` of the config
@@ -143,7 +144,7 @@ def run(
 def start_run(
     config: RunConfig, store: RunStore, hooks: Sequence[Observer] = ()
 ) -> tuple[Program, StartedRun, list[Hook]]:
-    """Resolve a config, compile its step, and return where its run starts, and the caller's hooks.
+    """Resolve a config; return its program, its start with the compiled step, the caller's hooks.
 
     Raises:
         UserError: for what is wrong with config, data or disk, or if one of `hooks` is not a hook.
@@ -155,6 +156,7 @@ def start_run(
     with pause_collection(), StartupProgress(LOG.info) if shown else contextlib.nullcontext():
         seconds = store.run_dir.pace if store.run_dir else 0.0  # of a step, by an earlier start
         program = Program(resolve_with_step_time(config, seconds))
+        # A call of several steps ends where a hook takes the state.
         ends = find_hook_ends(own, program.resolved.config.steps)
         started = store.start(program, program.schedule.ending_for(ends))
     return program, started, own

@@ -130,11 +130,12 @@ class Trainer:
     def _make_hooks(self, state: TrainState, own_hooks: Sequence[Hook]) -> None:
         """Make the recorders and the hooks, each called in the order of its list.
 
-        Numbers come some calls late, and nothing waits for them. Only at a step whose state a hook
-        takes does the loop wait for the calls in flight. Then the recorders get the numbers of all
-        steps that they have not seen; the hooks that are due get the numbers of this step; and the
-        state goes to those that take it. If one of them returns a `Stop`, the others are still
-        called, and the loop ends at this step.
+        Numbers come some calls late, and no device waits for them: the recorders get those of all
+        steps at multiples of `record_every` and where a hook is due, before the hooks that are due.
+        Only at a step whose state a hook takes does the loop wait for all calls in flight; it gives
+        out all numbers up to that step, and then the state. A `Stop` for a state ends the loop at
+        its step, one for numbers at the call that was started last; the other hooks are still
+        called.
 
         A signal ends the loop before the next call. In an evaluation it ends that evaluation alone:
         the hooks after it are called, so the state is saved, and a resume evaluates it.
@@ -175,7 +176,7 @@ class Trainer:
             self.save,  # only prepares the first save, and checks whether the last one has failed
         ]
         hooks = [
-            # What takes numbers, at the steps that are logged.
+            # What takes numbers, at the steps that are logged; the progress at a pace of its own.
             self.speed,
             LogHook(
                 every=every,
@@ -187,9 +188,9 @@ class Trainer:
             self.progress,
             self.metrics,
             self.tracking,
-            # What takes the state. The save is last: it stores the results of the evaluations. It
-            # writes nothing where `bad_steps` stops the run or rolls it back; a step that is
-            # skipped leaves the state as it was.
+            # What takes the state, and the caller's hooks of any kind. The save is last: a resume
+            # does not repeat what the others did at its step. It writes nothing once `bad_steps`
+            # stops or rolls back; a step that is skipped leaves a good state, which is saved.
             *self.evaluations.values(),  # each calls the hooks that have `on_results`
             *self.own_hooks,
             self.pictures if config.log.pictures else None,
@@ -228,7 +229,8 @@ class Trainer:
                     state,
                     self.attempt.signals.through(self.feed),
                     start=self.attempt.start,
-                    stop=self.attempt.start if already_over else config.steps,  # or no step
+                    # No step is taken where earlier results end the run.
+                    stop=self.attempt.start if already_over else config.steps,
                     **self.loop_options(),
                 )
             except TypeError as error:
@@ -237,7 +239,7 @@ class Trainer:
                     raise
                 raise explained from error
         bad = self.bad_steps.stop_at_end(ended.step)
-        # Precedence: an interruption or a failure, a bad step, an intended end.
+        # Precedence: an interruption (a rollback is one) or a failure, a bad step, an intended end.
         urgent = ended.stop if ended.stop and ended.stop.kind != "finished" else None
         stop = urgent or bad or ended.stop or already_over
         if stop is not None and stop.kind == "failed":
@@ -260,7 +262,10 @@ class Trainer:
         }
 
     def finish(self, ended: LoopResult[TrainState]) -> TrainedRun:
-        """Evaluate and save the last state, record the status, and write sample and pictures."""
+        """Save the last state, and record the status.
+
+        Of a run that is finished, the state is evaluated first, and sample and pictures are last.
+        """
         stop, store = ended.stop or Stop("", "finished"), self.attempt.store
         try:
             if stop.kind == "finished":
