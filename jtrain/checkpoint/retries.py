@@ -86,5 +86,5 @@ class SaveRetries:
             if self._failures == TRIES - 1 and error.room:
                 deleted = ", ".join(map(str, self._checkpoints.make_room()))
                 if deleted:
-                    LOG.warning(f"checkpoint {deleted} was deleted to make room for a newer one.")
+                    LOG.warning(f"deleted to make room for a newer checkpoint: {deleted}")
             return False

@@ -1,8 +1,7 @@
-"""`jtrain audit RUN`: compute steps of a run again, and hold its files to its certificate."""
+"""`jtrain audit RUN`: compute steps of a run again, and check its files against its certificate."""
 
 import dataclasses
 import json
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,13 +31,12 @@ def main(argv: Sequence[str]) -> int:
     from jtrain.inspect.debug.audit import audit, certify
     from jtrain.train.run_dir import RunDir
 
-    seed = secrets.randbits(32) if args.seed is None else args.seed
     with redirect_output():
         found = audit(
             resolved.config,
             path.parent,
             steps=args.steps,
-            seed=seed,
+            seed=args.seed,
             tolerance=args.tolerance,
             log=print_error,
         )
@@ -46,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
         print(json.dumps(_plain(found)) if args.json else format_audit(found, args.run))
         if args.certify is not None and found.passed:
             key = Path(args.certify) if args.certify else None
-            print(f"wrote {certify(RunDir(path.parent), key)}")
+            print_error(f"wrote {certify(RunDir(path.parent), key)}")
     return 0 if found.passed else DIFFERS
 
 

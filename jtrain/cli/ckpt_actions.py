@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -142,7 +143,7 @@ def _rm(args: argparse.Namespace) -> Found:
     step = named
     if step is None:
         asked = parse_step(args.step, "ckpt")
-        step = asked if isinstance(asked, int) else inspect.resolve_step(directory, asked)
+        step = asked if isinstance(asked, int) else inspect.resolve_step(directory, asked, owner)
     size = inspect.remove_checkpoints(directory, step, force=args.force, owner=_owner(directory))
     return {"step": step, "bytes": size}, f"{step} is removed: {format_bytes(size)} freed", 0
 
@@ -268,9 +269,10 @@ def _fetch_run(args: argparse.Namespace) -> Found:
 
 def _parse_address(address: str) -> tuple[ObjectStore, int | None]:
     """Return the object store of an address, and the step if the address names one."""
-    run, slash, step = address.rstrip("/").partition("/checkpoints")
-    named = step.strip("/")
-    return ObjectStore(run), int(named) if slash and named.isdigit() else None
+    folder = object_store_layout.CHECKPOINTS
+    found = re.fullmatch(rf"(.*[^/:])/{folder}(?:/(\d+))?", address.rstrip("/"))
+    run, step = found.groups() if found else (address, None)
+    return ObjectStore(run), int(step) if step else None
 
 
 def _step(objects: ObjectStore, named: int | None, word: str) -> int:

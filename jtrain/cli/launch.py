@@ -67,8 +67,12 @@ _RESTARTS = 10  # of a manifest
 
 def main(argv: Sequence[str]) -> int:
     """Run the verb; return the exit code of the first process that failed, or of all."""
-    index = next((i for i, word in enumerate(argv) if word in VERBS), len(argv))
     parser = _arguments()
+    known = parser._option_string_actions  # `--name run`: the value of an option is no verb
+    takes_value = {name for name, action in known.items() if action.nargs != 0}
+    before = ["", *argv]
+    verbs = (i for i, word in enumerate(argv) if word in VERBS and before[i] not in takes_value)
+    index = next(verbs, len(argv))
     args = parser.parse(argv[:index])
     args.words, (args.verb, *rest) = argv[:index], argv[index:] or [""]
     if args.command or args.verb in {"", "launch"}:

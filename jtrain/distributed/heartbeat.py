@@ -1,6 +1,6 @@
 """Heartbeat of a process: its phase and its step, in memory shared with other processes.
 
-A beat is a store of 40 bytes to a mapped file, 1 us: no system call, and nothing that a full or
+A beat is a store of 32 bytes to a mapped file, 1 us: no system call, and nothing that a full or
 slow disk could delay. The file is unnamed, so that nothing is left on a disk, whichever of the
 process and its watcher is killed.
 """

@@ -185,9 +185,9 @@ def _wrong_arguments(
         parameters = inspect.signature(function).parameters.values()
         needed = ", ".join(p.name for p in parameters if p.default is p.empty)
         name, missing = function.__name__, str(error).partition(": ")[2].replace("'", "")
+        model = "; with a model jt.fit(jt.classifier(model), model, data), or jt.regression"
         return ConfigError(
-            f"{name} was given no {missing}. Write jt.{name}({needed}); with a model "
-            f"jt.{name}(jt.classifier(model), model, data), or jt.regression."
+            f"{name} was given no {missing}. Write jt.{name}({needed}){model * (name == 'fit')}."
         )
     if "unexpected keyword argument" not in str(error):
         return None

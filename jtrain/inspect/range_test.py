@@ -250,10 +250,10 @@ def format_result(found: RangeResult, name: str, *, width: int = 80) -> str:
 
 
 def _visible(rates: Sequence[float], losses: Sequence[float]) -> list[tuple[float, float]]:
-    """Return points up to twice the first loss: a divergence would flatten all others."""
+    """Return the points, clipped a little above the first: a divergence would flatten the rest."""
     points = [(math.log10(x), y) for x, y in zip(rates, losses, strict=True) if math.isfinite(y)]
-    finite = [y for _, y in points]
-    if not finite:
+    if not points:
         return []
-    top = max(finite[0], min(finite)) + abs(finite[0] - min(finite)) + 0.1 * abs(finite[0])
+    first, least = points[0][1], min(y for _, y in points)
+    top = first + (first - least) + 0.1 * abs(first)
     return [(x, min(y, top)) for x, y in points]

@@ -78,7 +78,8 @@ def redact_values(value: Any, name: str = "") -> Any:
         return HIDDEN if is_secret(name, value) else redact(value)
     if isinstance(value, Sequence) and not isinstance(value, bytes):
         previous = ["", *value][: len(value)]
-        flags = [item.lstrip("-") if str(item).startswith("-") else name for item in previous]
+        is_flag = lambda item: isinstance(item, str) and item.startswith("-")
+        flags = [item.lstrip("-") if is_flag(item) else name for item in previous]
         return [redact_values(item, flag) for item, flag in zip(value, flags, strict=True)]
     if isinstance(value, int) and not isinstance(value, bool) and _is_always_secret(name):
         return HIDDEN

@@ -75,7 +75,7 @@ def run_per_device(
 
     ```python
     rows, same = jax.P(strategy.mesh.axis_names), jax.P()
-    total = per_device(
+    total = run_per_device(
         lambda w, x: jax.lax.psum((x @ w).sum(), strategy.mesh.axis_names),
         strategy.mesh,
         in_specs=(same, rows),

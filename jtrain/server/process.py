@@ -68,11 +68,15 @@ def leave_on_signals() -> threading.Event:
 
     def leave(number: int, frame: object) -> None:
         del frame
-        signal.signal(number, signal.SIG_DFL)
+        del number
+        set_handlers(signal.SIG_DFL)
         leaving.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, leave)
+    def set_handlers(handler: "signal.Handlers | Callable[[int, object], None]") -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, handler)
+
+    set_handlers(leave)
     return leaving
 
 

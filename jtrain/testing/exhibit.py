@@ -1,7 +1,7 @@
-"""An exhibit of the museum: a defect as a formula, its size, and the report of a check.
+"""A published defect in splitting batches, reproduced as a formula: its size, what a check says.
 
-All exhibits share one small problem: tokens in rows of different lengths are classified by a
-parameter `body` below a parameter `head`, and the last rows of the batch are hidden.
+`jtrain museum` shows these. All share one small problem: tokens in rows of different lengths are
+classified by a parameter `body` below a parameter `head`.
 """
 
 import dataclasses
@@ -111,6 +111,7 @@ class Exhibit:
     what: str
     """What was done, and what came out, in a sentence."""
     thread: str
+    """Address of the public report."""
     status: str
     """`open` or `fixed`, with a date."""
     cause: str

@@ -68,7 +68,7 @@ def run(
         source: the file the config was read from, for advice.
         hooks: observers of your own, beside those of the config; plain functions too, by the names
             of what they take: (step, numbers), (step, state) or (step, results). One of a state is
-            called after each call of the step; `jt.on_state(function, every=100)` is not.
+            called after each call of the step; `jt.hooks.on_state(function, every=100)` is not.
         screen: stream to print to; standard output by default.
         directory: of the run, where it is not runs/NAME.
         resume_command: how to resume the run, for messages; by default `jtrain run` of the config

@@ -1,7 +1,8 @@
 """Runtime of a process: memory, garbage collection, the compilation cache, leaked tracers.
 
 The compilation cache holds machine code, which JAX runs without a check. Its directory therefore
-belongs to this user, and nobody else may write to it, to a folder above it, or to a file in it.
+belongs to this user, and nobody else may write to it, to a folder above it (but the user's own
+group, which has no other member on most systems), or to a file in it.
 Nothing here imports JAX before it is called.
 """
 

@@ -47,6 +47,7 @@ def watched(*, everywhere: bool = False) -> Iterator[list[Event]]:
         sys.addaudithook(_hook)
         _installed.append(True)
     seen: list[Event] = []
+    around = getattr(_watching, "seen", None)
     if everywhere:
         _everywhere.append(seen)
     else:
@@ -54,8 +55,8 @@ def watched(*, everywhere: bool = False) -> Iterator[list[Event]]:
     try:
         yield seen
     finally:
-        _watching.seen = None
-        _everywhere.clear()
+        _watching.seen = around
+        _everywhere[:] = [events for events in _everywhere if events is not seen]
 
 
 def unwanted(events: list[Event], *within: Path) -> list[str]:

@@ -120,7 +120,7 @@ def test_secrets_in_the_files_of_a_run_are_hidden(tmp_path: Path):
 
 def test_text_without_secrets_is_unchanged():
     assert [redact(text) for text in KEPT] == KEPT
-    assert redact_values({"why": KEPT}) == {"why": KEPT}
+    assert redact_values({"why": KEPT, "betas": [-1, 0.5]}) == {"why": KEPT, "betas": [-1, 0.5]}
 
 
 def test_values_are_hidden_by_the_names_of_their_keys():

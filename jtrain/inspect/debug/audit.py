@@ -1,4 +1,4 @@
-"""Audit of a run: steps drawn at random are computed again, its files are held to a certificate.
+"""Audit of a run: steps drawn at random are computed again, its files checked by a certificate.
 
 A certificate is a small text about a run's values, code, data, recorded steps and checkpoints. A
 signature of it, by `ssh-keygen -Y sign`, shows that none of them was changed after it was made.
@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import json
 import random
+import secrets
 import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -17,11 +18,13 @@ from jtrain.checkpoint import inspect, layout
 from jtrain.config.node import FILE, without_origins
 from jtrain.config.precision import F32
 from jtrain.config.read import read
+from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import CheckpointError, ConfigError, UserError
 from jtrain.inspect.debug.replay import replay
 from jtrain.io.regular_files import atomic_write, read_bytes
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.step_record import read_step_records
+from jtrain.train.processes import join_run
 from jtrain.train.run_dir import RunDir
 
 REACH = 50
@@ -67,7 +70,7 @@ def audit(
     path: Path,
     *,
     steps: int,
-    seed: int,
+    seed: int | None,
     tolerance: float | None,
     log: Callable[[str], None],
 ) -> AuditResult:
@@ -75,7 +78,7 @@ def audit(
 
     Args:
         steps: number of steps to draw, each at most `REACH` after a checkpoint or the beginning.
-        seed: of the drawing.
+        seed: of the drawing; None: another one each time.
         tolerance: relative, of the loss and the norms; None: 1e-5 in float32, else 2e-2.
 
     Raises:
@@ -86,6 +89,9 @@ def audit(
         tolerance = 1e-5 if isinstance(config.precision, F32) else 2e-2
     run_dir = RunDir(path)
     certificate, faults = check_certificate(run_dir)
+    if seed is None:
+        join_run(config, path, trains=False)
+        seed = broadcast_from_first(lambda: secrets.randbits(32))
     drawn = draw_steps(run_dir, steps, seed)
     found = [_audit_step(config, path, step, tolerance, log) for step in drawn]
     return AuditResult(found, tolerance, seed, certificate, faults)
@@ -182,8 +188,11 @@ def check_certificate(run_dir: RunDir) -> tuple[str, list[str]]:
         faults[0] += f"; if you trained it longer, remove {path} and certify the run again"
     summary = f"steps 1 to {last}, {len(kept & set(states))} of {len(states)} states still there"
     if _signature(path).exists():
-        told = _ssh_keygen("check-novalidate", "-s", str(_signature(path)), text=text)
-        summary += f"; {told.strip()}"
+        try:
+            told = _ssh_keygen("check-novalidate", "-s", str(_signature(path)), text=text)
+            summary += f"; {told.strip()}"
+        except UserError as error:
+            faults.append(f"signature: {error}")
     return summary, faults
 
 

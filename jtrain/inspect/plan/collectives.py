@@ -130,8 +130,7 @@ def find_collective(
     sent = run.times * _sent_bytes(kind, instruction, count)
     key, direction = collective_key(run.within, instruction), ""
     if kind == "collective-permute":
-        pair = re.search(r"source_target_pairs=\{\{(\d+),(\d+)\}", instruction.attributes)
-        direction = " +" if pair and int(pair[2]) - int(pair[1]) == 1 else " -"
+        direction = " +" if is_forward(instruction.attributes) else " -"
     where = instruction.quoted("op_name")
     return Collective(kind, axes, sent, run.times, where, key, direction=direction)
 
@@ -324,13 +323,28 @@ def _iota(found: re.Match[str]) -> np.ndarray:
 
 
 def _cycle(pairs: list[list[int]]) -> list[int]:
-    """Return the devices that an array of the first device passes through, in order."""
-    target_of = {source: target for source, target in pairs}
-    device, passed = pairs[0][0], []
-    while device in target_of and device not in passed:
-        passed.append(device)
-        device = target_of[device]
-    return passed if device in passed else [*passed, device]
+    """Return the devices that an array passes through, in order: the most that one does."""
+    target_of, seen, longest = dict(pairs), set(), []
+    for device in target_of:
+        passed = []
+        while device in target_of and device not in seen:
+            passed.append(device)
+            seen.add(device)
+            device = target_of[device]
+        if passed and device not in passed:
+            passed.append(device)
+        longest = max(longest, passed, key=len)
+    return longest
+
+
+def is_forward(attributes: str) -> bool:
+    """Return whether a permutation sends to the next device of a ring or row, at any stride."""
+    found = re.search(r"source_target_pairs=\{([^=]*?\})\}", attributes)
+    passed = _cycle(_lists(found[1])) if found else []
+    if len(passed) < 2:
+        return True
+    hop, around = passed[1] - passed[0], passed[-1] - passed[0]
+    return (hop > 0) == (abs(hop) <= abs(around))
 
 
 def _lists(text: str) -> list[list[int]]:

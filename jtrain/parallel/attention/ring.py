@@ -107,7 +107,7 @@ class RingAttention:
         window, around = self.attention.window, self.devices - 1
         reach = around if window is None else -(-(window - 1) // chunk)
         if 2 * reach >= around:
-            return [(1, around)]
+            return [(1, around)] if around else []
         return [(1, reach), (-1, reach)] if reach else []
 
     def source(self, far: int | Int[Array, ""]) -> Int[Array, ""]:

@@ -249,8 +249,8 @@ def test_what_does_not_fit_is_refused_with_what_to_type(words, said, capsys):
     assert not shown.out
 
 
-def test_options_of_the_verb_are_its_own(capsys):
-    words = ["--engine", "k8s", "--topology", "h100:8", *GIVEN]
+def test_options_of_the_verb_are_its_own_and_a_value_of_an_option_is_no_verb(capsys):
+    words = ["--engine", "k8s", "--topology", "h100:8", *GIVEN, "--name", "run"]
     assert launch(*words, *RUN, "--overfit", "8") == 0
     assert "parallel.kind=fsdp, --overfit, '8']" in capsys.readouterr().out
 

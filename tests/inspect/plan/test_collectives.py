@@ -12,6 +12,7 @@ from jtrain.inspect.plan.collectives import (
     Collective,
     CollectiveTraffic,
     collectives_of,
+    is_forward,
     parse_replica_groups,
 )
 from jtrain.inspect.plan.hlo import HloProgram, array_sizes
@@ -217,11 +218,26 @@ def test_groups_in_every_format():
         ),
         ("replica_groups=mesh['a'=2,'b'=2, device_ids=(3,1,2,0)] {'b'}", [[3, 1], [2, 0]]),
         ("source_target_pairs={{0,2},{2,4},{4,0},{1,3}}", [[0, 2, 4]]),
+        ("source_target_pairs={{0,0},{1,2},{2,1}}", [[1, 2]]),
         ("replica_groups={}", None),
         ("channel_id=3", None),
     ]:
         found = parse_replica_groups(f", channel_id=1, {spelt}, use_global_device_ids=true")
         assert (found if found is None else np.asarray(found).tolist()) == groups
+
+
+@pytest.mark.parametrize(
+    ("pairs", "forward"),
+    [
+        ("{{0,1},{1,2},{2,0}}", True),
+        ("{{0,2},{1,0},{2,1}}", False),
+        ("{{0,4},{4,8},{8,0},{1,5},{5,9},{9,1}}", True),
+        ("{{0,8},{4,0},{8,4},{1,9},{5,1},{9,5}}", False),
+        ("{{3,2},{2,1},{1,0}}", False),
+    ],
+)
+def test_the_direction_of_a_ring_is_that_of_its_axis_at_any_stride(pairs, forward):
+    assert is_forward(f"channel_id=1, source_target_pairs={pairs}, x=1") == forward
 
 
 def test_an_unreadable_collective_keeps_the_others():

@@ -125,6 +125,13 @@ VIT_ENTRIES: Supported = {
 }
 # Width and heads by the name in timm; Dosovitskiy et al. 2021 and Touvron et al. 2021.
 TIMM_SIZES = {"tiny": (192, 3), "small": (384, 6), "base": (768, 12), "large": (1024, 16)}
+# By size, the patches and images that timm 1.0 has.
+TIMM_IMAGES = {
+    "tiny": ((16, 224), (16, 384)),
+    "small": ((8, 224), (16, 224), (16, 384), (32, 224), (32, 384)),
+    "base": ((8, 224), (16, 224), (16, 384), (32, 224), (32, 384)),
+    "large": ((14, 224), (16, 224), (16, 384), (32, 224), (32, 384)),
+}
 TIMM_VITS = {
     f"vit_{size}_patch{patch}_{side}": {
         "image": (side, side, 3),
@@ -137,8 +144,7 @@ TIMM_VITS = {
         "pool": "class",
     }
     for size, (width, heads) in TIMM_SIZES.items()
-    for patch in (8, 14, 16, 32)
-    for side in (224, 384)
+    for patch, side in TIMM_IMAGES[size]
 }
 
 
