@@ -46,7 +46,9 @@ class Config(jt.RunConfig):
 
     data: Clothes = Clothes()
     """The images."""
-    model: Annotated[CNN | ResNet | ViT | EfficientNetLite, jt.Registry("models", jt.Kind)] = CNN()
+    model: Annotated[
+        CNN | ResNet | ViT | EfficientNetLite, jt.Registry("models", jt.Kind, "build")
+    ] = CNN()
     """The network; image and classes are those of the data."""
 
     def build(self, place: Placement) -> jt.Experiment:

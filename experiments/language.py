@@ -18,7 +18,8 @@ class Config(jt.RunConfig):
     """A transformer and its tokens."""
 
     data: Annotated[
-        Tokens | Mixture | TextLines | HubTexts | UniformTokens, jt.Registry("data", jt.Kind)
+        Tokens | Mixture | TextLines | HubTexts | UniformTokens,
+        jt.Registry("data", jt.Kind, "build"),
     ]
     """The tokens."""
     model: Transformer = Transformer(preset="gpt2", vocab=0)

@@ -29,7 +29,8 @@ class Config(jt.RunConfig):
     """A character transformer and its text."""
 
     data: Annotated[
-        Shakespeare | TinyShakespeare | Text | Tokens | Mixture, jt.Registry("data", jt.Kind)
+        Shakespeare | TinyShakespeare | Text | Tokens | Mixture,
+        jt.Registry("data", jt.Kind, "build"),
     ] = Shakespeare()
     """The text."""
     model: Transformer = Transformer()

@@ -5,8 +5,10 @@ by that name; `kind: package.module:Name` takes one that nobody registered. The 
 `@configclass` over the base of its registry, from which it has the key `kind`.
 """
 
+import inspect
 import json
 import pkgutil
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -20,7 +22,7 @@ from pydantic_core.core_schema import (
 )
 
 from jtrain.config.configclass import configclass, is_configclass
-from jtrain.errors import ConfigError
+from jtrain.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -64,6 +66,9 @@ class Registry:
     """The group of entry points is `jtrain.NAME`."""
     base: type
     """What each class is a subclass of."""
+    method: str = ""
+    """What each class defines, with the arguments of the first class of the union; empty: nothing
+    is checked."""
 
     def installed(self) -> list[str]:
         """Return the names that installed packages add."""
@@ -90,6 +95,27 @@ class Registry:
             raise ConfigError(f"{address} has a `kind` of its own: leave that field out")
         return cls
 
+    def _check_methods(self, cls: type, kind: str, own: Iterable[type]) -> None:
+        """Raise ConfigError unless `cls` has the methods that are called, with their arguments."""
+        base = dict(inspect.getmembers(self.base, inspect.isfunction))
+        called = {name: base[name] for name in base.keys() & vars(cls) if name[0] != "_"}
+        if self.method:
+            called[self.method] = next(filter(None, (getattr(x, self.method, None) for x in own)))
+        for name, method in called.items():
+            wanted, found = _signature(method), getattr(cls, name, None)
+            if not callable(found) or found is base.get(name):
+                near = did_you_mean(name, [x for x in vars(cls) if x[0] != "_"])
+                raise ConfigError(f"{kind} has no method {name}{wanted}, as {self.name} have{near}")
+            required = [p for p in wanted.parameters.values() if p.default is p.empty]
+            try:
+                inspect.signature(found).bind(*required)
+                inspect.signature(found).bind(*wanted.parameters)
+            except TypeError as error:
+                raise ConfigError(
+                    f"{kind} has {name}{_signature(found)}, which is called with the arguments of "
+                    f"{name}{wanted}: {error}; write `def {name}{wanted}:`"
+                ) from None
+
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
@@ -113,6 +139,7 @@ class Registry:
                 return value
             try:
                 cls = self.find(value["kind"])
+                self._check_methods(cls, value["kind"], own.values())
             except ConfigError as error:
                 raise PydanticCustomError("registry", "{why}", {"why": f"{error}"}) from error
             adapter = TypeAdapter(cls)
@@ -137,3 +164,9 @@ class Registry:
         other = {"type": "object", "properties": {"kind": kind}, "required": ["kind"]}
         schema["oneOf"] = [each if "$ref" in each else other for each in schema["oneOf"]]
         return schema
+
+
+def _signature(method: Callable) -> inspect.Signature:
+    """Return the arguments of a method without their types."""
+    bare = [p.replace(annotation=p.empty) for p in inspect.signature(method).parameters.values()]
+    return inspect.Signature(bare)

@@ -108,7 +108,7 @@ class StopPolicy(GuardPolicy):
 
 
 Guard: TypeAlias = Annotated[
-    SkipPolicy | RollbackPolicy | StopPolicy, Registry("guards", GuardPolicy)
+    SkipPolicy | RollbackPolicy | StopPolicy, Registry("guards", GuardPolicy, "make_judge")
 ]
 
 

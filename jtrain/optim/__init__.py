@@ -33,7 +33,7 @@ from jtrain.optim.sgd import Lion as Lion
 
 Optimizer: TypeAlias = Annotated[
     SGD | Adam | AdamW | NAdamW | Lamb | Adafactor | Lion | Muon | ScheduleFree | LBFGS | Optax,
-    Registry("optimizers", OptimizerConfig),
+    Registry("optimizers", OptimizerConfig, "rule"),
 ]
 
 _, __dir__ = lazy_names(__name__)

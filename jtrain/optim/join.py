@@ -27,7 +27,7 @@ from jtrain.optim.schedules import (
 _Simple: TypeAlias = (
     Constant | LinearSchedule | Cosine | WarmupStableDecay | InverseSquareRoot | OneCycle | Restarts
 )
-SimpleSchedule: TypeAlias = Annotated[_Simple, Registry("schedules", ScheduleBase)]
+SimpleSchedule: TypeAlias = Annotated[_Simple, Registry("schedules", ScheduleBase, "rate")]
 
 
 @configclass
@@ -101,4 +101,6 @@ class Join(ScheduleBase):
         return [length or left for length in lengths]
 
 
-Schedule: TypeAlias = Annotated[_Simple | Join | Exponential, Registry("schedules", ScheduleBase)]
+Schedule: TypeAlias = Annotated[
+    _Simple | Join | Exponential, Registry("schedules", ScheduleBase, "rate")
+]

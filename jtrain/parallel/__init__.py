@@ -23,7 +23,7 @@ from jtrain.parallel.strategies.strategy import check_divides as check_divides
 
 Layout: TypeAlias = Single | Mirrored | FSDP | Axes | Server
 """Configs that build a strategy: how a run is split over its devices."""
-Parallel: TypeAlias = Annotated[Layout | Auto, Registry("strategies", BaseParallelConfig)]
+Parallel: TypeAlias = Annotated[Layout | Auto, Registry("strategies", BaseParallelConfig, "build")]
 """A layout, or the automatic choice of one."""
 
 _, __dir__ = lazy_names(__name__)

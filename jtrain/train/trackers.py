@@ -245,4 +245,6 @@ class WandB(TrackerConfig):
 
 
 _SHIPPED = (TensorBoard, WandB, MLflow)
-Tracker: TypeAlias = Annotated[TensorBoard | WandB | MLflow, Registry("trackers", TrackerConfig)]
+Tracker: TypeAlias = Annotated[
+    TensorBoard | WandB | MLflow, Registry("trackers", TrackerConfig, "open")
+]

@@ -215,6 +215,74 @@ def test_a_mistake_names_the_key_and_what_to_write(config: Path, setting: str, w
         resolve(config, [setting])
 
 
+WRONG = """
+import jtrain as jt
+from jtrain.config import GuardPolicy
+
+@jt.configclass
+class Rule(jt.optim.OptimizerConfig):
+    def rule(self): ...
+
+@jt.configclass
+class Rules(jt.optim.OptimizerConfig):
+    def rules(self, decay): ...
+
+@jt.configclass
+class Layered(jt.optim.OptimizerConfig):
+    def rule(self, decay): ...
+    def layered_rule(self, decay, *, names): ...
+
+@jt.configclass
+class Rate(jt.optim.ScheduleBase):
+    def rate(self, peak, length, floor): ...
+
+@jt.configclass
+class Fixed(jt.parallel.BaseParallelConfig):
+    def build(self, among): ...
+
+@jt.configclass
+class Closed(jt.trackers.TrackerConfig):
+    open = 3
+
+@jt.configclass
+class Judge(GuardPolicy):
+    def judge(self, known): ...
+
+@jt.configclass
+class Rows(jt.Kind):
+    def build(self, rows): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "words"),
+    [
+        ("optimizer", "Rule", "has rule(self), which is called with the arguments of rule(self, "),
+        ("optimizer", "Rule", "too many positional arguments; write `def rule(self, decay):`"),
+        ("optimizer", "Rules", "has no method rule(self, decay), as optimizers have; did you mean"),
+        ("optimizer", "Layered", "write `def layered_rule(self, decay, dims):`"),
+        ("optimizer.schedule", "Rate", "argument: 'floor'; write `def rate(self, peak, steps):`"),
+        ("parallel", "Fixed", "argument: 'among'; write `def build(self, among=None):`"),
+        ("trackers", "Closed", "has no method open(self, about), as trackers have"),
+        ("guard", "Judge", "has no method make_judge(self, known), as guards have; did you mean"),
+        ("data", "Rows", "argument: 'rows'; write `def build(self):`"),
+    ],
+)
+def test_a_wrong_signature_names_the_key_and_the_signature(
+    key: str, name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "wrong_kinds.py").write_text(WRONG)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "wrong_kinds", raising=False)
+    kind = f"{{kind: wrong_kinds:{name}}}"
+    setting = f"{key}=[{kind}]" if key == "trackers" else f"{key}.kind=wrong_kinds:{name}"
+    with pytest.raises(ConfigError) as caught:
+        resolve("shakespeare", [setting])
+    assert str(caught.value).startswith(f"command line: {setting}: ")
+    assert f"wrong_kinds:{name} has " in str(caught.value)
+    assert words in str(caught.value)
+
+
 def test_a_package_adds_a_verb(config: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["greet", "you", "--all"]) == 3
     assert main(["--help"]) == 0
