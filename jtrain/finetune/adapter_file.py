@@ -18,7 +18,8 @@ from jtrain.finetune.lora import AdaptedLeaf, Lora, LowRankAdapter
 from jtrain.io.safetensors import read_metadata, read_tensors, write_safetensors
 from jtrain.models.layers.low_rank import add_product, as_dense
 from jtrain.models.pretrained.families import family_name, family_of
-from jtrain.models.pretrained.peft import write_terms
+from jtrain.models.pretrained.folder import is_adapter
+from jtrain.models.pretrained.peft import TENSORS, write_terms
 from jtrain.models.pretrained.source import read_hf_config
 from jtrain.models.pretrained.write import check_empty
 
@@ -99,8 +100,14 @@ def read_adapter(path: Path | str) -> SavedAdapter:
     """Read an adapter's file.
 
     Raises:
-        CheckpointError: if the file is not an adapter of jtrain.
+        CheckpointError: if the file is not an adapter of jtrain, such as one of peft.
     """
+    folder = Path(path) if Path(path).is_dir() else Path(path).parent
+    if is_adapter(folder) and Path(path) in (folder, folder / TENSORS):
+        raise CheckpointError(
+            f"{folder} is an adapter of peft, whose terms are those of the modules of its base. To "
+            f"add it to the base: init_from.path={folder} or model.from={folder}"
+        )
     about = read_metadata(Path(path))
     if about.get("format") != _FORMAT:
         raise CheckpointError(

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from jtrain.core.pytree import named_leaves
 from jtrain.errors import CheckpointError
-from jtrain.finetune import Lora, build_adapter, write_peft_adapter
+from jtrain.finetune import Lora, build_adapter, read_adapter, write_peft_adapter
 from jtrain.models.pretrained.source import PretrainedWeights
 
 ALL = ("*/qkv/kernel", "*/out/kernel", "*/up/kernel", "*/down/kernel")
@@ -100,6 +100,24 @@ def test_an_adapter_of_another_base_names_the_module(tmp_path):
     with pytest.raises(CheckpointError, match="has a low-rank term and is not a linear layer"):
         write(tmp_path / "again", "llama31", "tokens")
     assert PretrainedWeights(folder).found
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama31"])
+def test_an_adapter_that_peft_wrote_gives_the_outputs_of_peft(tmp_path, name):
+    golden = json.loads((published.GOLDEN.with_name("peft") / f"{name}.json").read_text())
+    base = published.write_model(tmp_path / "base", published.golden(name))
+    out = tmp_path / "theirs"
+    out.mkdir()
+    config = {**golden["config"], "base_model_name_or_path": str(base)}
+    (out / "adapter_config.json").write_text(json.dumps(config))
+    save_file(published.tensors_of(golden), out / "adapter_model.safetensors")
+    source = PretrainedWeights(out)
+    tokens = jnp.asarray(published.golden(name)["tokens"][:1], jnp.int32)
+    got, _ = source.model.build().apply(read_params(source), {}, tokens)
+    assert distance(got, np.asarray(golden["outputs"])) < 3e-6  # 1e-6 was measured
+    for path in (out, out / "adapter_model.safetensors"):
+        with pytest.raises(CheckpointError, match=f"is an adapter of peft.*init_from.path={out} "):
+            read_adapter(path)
 
 
 @pytest.mark.slow
