@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from jtrain.data.batches.stream import shard_files as shard_files
     from jtrain.data.batches.workers import Workers as Workers
     from jtrain.data.images.augment import Augment as Augment
+    from jtrain.data.images.hub_images import HubImages as HubImages
     from jtrain.data.images.image_dataset import ImageDataset as ImageDataset
     from jtrain.data.images.image_dataset import read_idx as read_idx
     from jtrain.data.images.image_dataset import read_labelled as read_labelled

@@ -175,7 +175,7 @@ def test_only_the_named_experiment_is_imported(tmp_path: Path, monkeypatch):
 # Keys of text that name no place: metrics, patterns of leaves, fields of a row, words of a text.
 PLAIN = {
     "FP8.products", "FP8.exclude", "EvaluateConfig.sets", "CheckpointConfig.best",
-    "Chat.day", "Chat.field", "Chat.ignore", "TextLines.field", "HubTexts.config", "HubTexts.split", "HubTexts.column", "TextPairs.marks", "Mixture.tokenizer", "Tokens.tokenizer", "CharacterTokens.alphabet",
+    "Chat.day", "Chat.field", "Chat.ignore", "TextLines.field", "HubTexts.config", "HubTexts.split", "HubTexts.column", "HubImages.config", "HubImages.split", "HubImages.image", "HubImages.label", "TextPairs.marks", "Mixture.tokenizer", "Tokens.tokenizer", "CharacterTokens.alphabet",
     "PretrainedTokenizer.end", "Lora.on", "ParamGroup.match", "Muon.adamw", "Muon.stacks", "Optax.args", "OptimizerConfig.decay",
     "Prompt.text", "SampleConfig.prompt", "ImageClassifier.preset", "CustomOptimizer.kind", "Published.kind", "Config.optimizer", "Mixture.parts", "BaseConfig.experiment",
 }  # fmt: skip
@@ -208,7 +208,7 @@ def test_each_key_of_text_is_in_the_table_or_names_no_place():
     rows = [row.split("|")[1] for row in table.partition("## What is promised")[0].splitlines() if row.startswith("| `")]  # fmt: skip
     listed = {word.strip(" `").split(".")[-1] for row in rows for word in row.split(",")}
     found = dict(keys_of_text())
-    assert {"TensorBoard.directory", "MLflow.uri", "ImageFolder.cache"} <= found.keys()
+    assert {"TensorBoard.directory", "MLflow.uri", "ResizedImages.cache"} <= found.keys()
     assert {name for name, key in found.items() if key not in listed} - PLAIN == set()
 
 

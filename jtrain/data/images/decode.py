@@ -1,9 +1,10 @@
 """Decoding of image files; needs `pip install 'jtrain[images]'`."""
 
+import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
@@ -36,19 +37,30 @@ class ImageSize:
     pixels: int = PIXELS
     """Pixels above which a file is rejected before it is decoded."""
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Height, width and channels."""
+        return self.height, self.width, self.channels
 
-def decode_image(path: Path, size: ImageSize) -> np.ndarray:  # uint8, h w c
+
+def decode_image(
+    path: Path | str, size: ImageSize, content: bytes | None = None
+) -> np.ndarray:  # uint8, h w c
     """Return the image in a JPEG or PNG file, upright, of one size.
 
     Grey, palette, transparent (the transparency is dropped) and CMYK images become RGB, or grey
     with one channel. A resize is bicubic and antialiased. The same bytes give the same pixels with
     the same version of Pillow.
 
+    Args:
+        path: the file; with `content` the name of the image in errors.
+        content: the bytes of the file, if they lie elsewhere.
+
     Raises:
         DataError: a file that cannot be opened, is cut off, damaged or of another kind, has more
             than `size.pixels`, or more than 8 bits a channel; or Pillow is not installed.
     """
-    return _decode(path, size, lambda image: _pixels(image, size))
+    return _decode(path, size, lambda image: _pixels(image, size), content)
 
 
 def decode_window(path: Path, size: ImageSize, draws: WindowDraws) -> np.ndarray:  # uint8, h w c
@@ -68,7 +80,12 @@ def decode_window(path: Path, size: ImageSize, draws: WindowDraws) -> np.ndarray
     return _decode(path, size, lambda image: _window_pixels(image, size, draws))
 
 
-def _decode(path: Path, size: ImageSize, read: Callable[[Any], np.ndarray]) -> np.ndarray:
+def _decode(
+    path: Path | str,
+    size: ImageSize,
+    read: Callable[[Any], np.ndarray],
+    content: bytes | None = None,
+) -> np.ndarray:
     """Return what `read` makes of the open image; raise a DataError that names the file."""
     pillow = import_optional("PIL.Image", "images", "An image file")
     png: Any = import_optional("PIL.PngImagePlugin", "images", "An image file")
@@ -77,7 +94,7 @@ def _decode(path: Path, size: ImageSize, read: Callable[[Any], np.ndarray]) -> n
     head = b""
     try:
         # Open the file here: Pillow leaves a file open that it opened by name and could not read.
-        with attempt(path, lambda: open_regular(path)) as file:
+        with _open(Path(path)) if content is None else io.BytesIO(content) as file:
             head = file.read(8)
             file.seek(0)
             with pillow.open(file, formats=FORMATS) as image:
@@ -100,12 +117,16 @@ def _decode(path: Path, size: ImageSize, read: Callable[[Any], np.ndarray]) -> n
             ) from error
         raise DataError(
             f"{path} should be a complete image and is not ({error or type(error).__name__}). It "
-            f"is cut off or damaged: get it again, or remove it; or skip such images: "
-            f"data.damaged=skip."
+            f"is cut off or damaged: get it again, or remove it"
+            + ("; or skip such images: data.damaged=skip." if content is None else ".")
         ) from error
 
 
-def _check(path: Path, image: Any, size: ImageSize) -> None:
+def _open(path: Path) -> BinaryIO:
+    return attempt(path, lambda: open_regular(path))
+
+
+def _check(path: Path | str, image: Any, size: ImageSize) -> None:
     """Raise DataError, by the header alone, for an image that should not be decoded."""
     width, height = image.size
     if width * height > size.pixels:
@@ -168,7 +189,7 @@ def _mode(size: ImageSize) -> str:
     return "L" if size.channels == 1 else "RGB"
 
 
-def _too_large(path: Path, found: str, size: ImageSize) -> DataError:
+def _too_large(path: Path | str, found: str, size: ImageSize) -> DataError:
     advice = f", or set data.pixels={MOST_PIXELS}" if size.pixels < MOST_PIXELS else ""
     return DataError(
         f"{path} should have at most {size.pixels:,} pixels and has {found}; a small file can "

@@ -11,6 +11,7 @@ import xxhash
 from pydantic import Field
 
 from jtrain.config.configclass import WrittenPath, configclass
+from jtrain.config.registry import Kind
 from jtrain.data.batches.fingerprint import FILE_BLOCK, fingerprint_arrays
 from jtrain.data.batches.row_cache import cache_rows
 from jtrain.data.images.augment import WindowDraws
@@ -27,16 +28,9 @@ VALIDATION, TEST = ("validation", "valid", "val"), ("test",)
 
 
 @configclass
-class ImageFolder:
-    """JPEG and PNG files by class: FOLDER/CLASS/..., or FOLDER/train/CLASS/... and FOLDER/val/....
+class ResizedImages(Kind):
+    """Fields of images that are decoded on access, and resized to one size."""
 
-    Beside a folder `train`, the validation images are in `validation`, `valid` or `val`, and the
-    test images in `test`; if one of these is missing, the other is used for both.
-    """
-
-    kind: Literal["image_folder"] = "image_folder"
-    folder: str
-    """The folder of the classes, or of `train` and the others; relative to the working folder."""
     height: int = Field(default=224, gt=0)
     """Height in pixels of all images after resizing."""
     width: int = Field(default=224, gt=0)
@@ -49,14 +43,38 @@ class ImageFolder:
     pixels: int = Field(default=PIXELS, gt=0, le=MOST_PIXELS)
     """Pixels above which a file is rejected before it is decoded, as a small file can fill the
     memory."""
+    cache: WrittenPath = ""
+    """Cache of the resized images: `memory`; or a folder, which later runs use too; empty: none.
+    With a cache `augment.zoom` cuts its windows from the resized images, and not from the files."""
+
+    @property
+    def size(self) -> ImageSize:
+        """The common size of all images."""
+        return ImageSize(
+            height=self.height,
+            width=self.width,
+            channels=self.channels,
+            fit=self.fit,
+            pixels=self.pixels,
+        )
+
+
+@configclass
+class ImageFolder(ResizedImages):
+    """JPEG and PNG files by class: FOLDER/CLASS/..., or FOLDER/train/CLASS/... and FOLDER/val/....
+
+    Beside a folder `train`, the validation images are in `validation`, `valid` or `val`, and the
+    test images in `test`; if one of these is missing, the other is used for both.
+    """
+
+    kind: Literal["image_folder"] = "image_folder"
+    folder: str
+    """The folder of the classes, or of `train` and the others; relative to the working folder."""
     damaged: Damaged = "stop"
     """Handling of a file that cannot be decoded: stop the run, or skip the file, log it, and use
     the next image in its place."""
     validation: float = Field(default=0.1, gt=0, lt=1)
     """The share that is held out for validation, if there is no folder for it."""
-    cache: WrittenPath = ""
-    """Cache of the resized images: `memory`; or a folder, which later runs use too; empty: none.
-    With a cache `augment.zoom` cuts its windows from the resized images, and not from the files."""
 
     def build(self) -> ImageDataset:
         """List the images, decoded on access, and number their classes by the order of their names.
@@ -65,7 +83,7 @@ class ImageFolder:
             DataError: a folder without classes, a class without images, or a cache for which there
                 is not a room.
         """
-        root, shape = Path(self.folder), (self.height, self.width, self.channels)
+        root, shape = Path(self.folder), self.size.shape
         if not (root / "train").is_dir():
             rows, classes = self._rows(root, (), self.validation)
             train, held_out = hold_out(rows, self.validation)
@@ -91,17 +109,12 @@ class ImageFolder:
     ) -> tuple[Source, tuple[str, ...]]:
         """Return the images of a folder, of which a share is then held out, and the classes."""
         paths, label, classes = find_images(root, classes)
-        size = ImageSize(
-            height=self.height,
-            width=self.width,
-            channels=self.channels,
-            fit=self.fit,
-            pixels=self.pixels,
-        )
         held_out = np.zeros(len(paths), bool)
         if validation:
             held_out[hold_out(Arrays(label=label), validation)[1].indices] = True
-        files = ImageFiles(root, paths, label, size=size, damaged=self.damaged, held_out=held_out)
+        files = ImageFiles(
+            root, paths, label, size=self.size, damaged=self.damaged, held_out=held_out
+        )
         return cache_rows(files, self.cache), classes
 
 
