@@ -36,7 +36,7 @@ def plot(box: Numbers, x: Numbers, y: Numbers, lines: Any) -> list[str]:
     across = lambda v: left + (np.asarray(v) - x[0]) / (x[-1] - x[0]) * (right - left)
     up = lambda v: bottom - (np.clip(v, y[0], y[-1]) - y[0]) / (y[-1] - y[0]) * (bottom - top)
     drawn = [text(left - 6, float(up(v)) + 4, f"{v:g}", anchor="end") for v in y]
-    drawn += [text(across(v), bottom + 18, f"{v:g}", anchor="middle") for v in x]
+    drawn += [text(float(across(v)), bottom + 18, f"{v:g}", anchor="middle") for v in x]
     drawn += [f'<path d="M{left} {top}V{bottom}H{right}" stroke="#30363d"/>']
     for xs, ys, color, *size in lines:
         spots = np.stack([across(xs), up(ys)], 1)
