@@ -22,6 +22,16 @@ class BestMetric(NamedTuple):
     end: Literal["lowest", "highest"]
     name: str
 
+    @property
+    def set_name(self) -> str:
+        """The evaluation set of the metric; empty: the first one."""
+        return self.name.rpartition("/")[0]
+
+    @property
+    def metric(self) -> str:
+        """The name of the metric within its set."""
+        return self.name.rpartition("/")[2]
+
     @classmethod
     def parse(cls, text: str) -> "BestMetric | None":
         """Parse `loss`, `valid/accuracy`, `lowest loss` or `highest return`.

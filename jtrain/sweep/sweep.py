@@ -92,8 +92,7 @@ def read_curve(member: SweepMember, goal: BestMetric) -> list[Point]:
     """
     directory = member.directory
     sets = list(directory.facts().get("sets", ["valid"])) or [""]
-    set_name, _, metric = goal.name.rpartition("/")
-    rows = read_results(directory.metrics, set_name or sets[0])
+    rows, metric = read_results(directory.metrics, goal.set_name or sets[0]), goal.metric
     names = {name for row in rows.values() for name in row}
     if rows and metric not in names:
         raise ConfigError(

@@ -274,7 +274,7 @@ def _fit_in_directory(
     if outcome.status == "failed":
         raise LossError(outcome.why)
     goal = BestMetric.parse(config.checkpoint.best)
-    of = outcome.sets.get(goal.name.rpartition("/")[0], outcome.results) if goal else {}
+    of = outcome.sets.get(goal.set_name, outcome.results) if goal else {}
     which: Literal["newest", "best"] = "best" if of else "newest"
     step, program, state = restore_run(config, directory, which)
     numbers = MetricHistory()

@@ -142,8 +142,7 @@ def find_best(run: Attempt, evaluations: Mapping[str, EvaluateEvery]) -> Evaluat
     goal = BestMetric.parse(run.config.checkpoint.best)
     if goal is None or not evaluations:
         return None
-    name, _, _ = goal.name.rpartition("/")
-    return evaluations.get(name) or next(iter(evaluations.values()))
+    return evaluations.get(goal.set_name) or next(iter(evaluations.values()))
 
 
 def make_bad_steps(run: Attempt, state: TrainState) -> BadSteps:

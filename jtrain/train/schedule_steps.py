@@ -149,7 +149,7 @@ def _provisional(config: RunConfig, timed: Mapping[str, Duration]) -> float:
 
 def _patience_in_evaluations(config: RunConfig, patience: Duration) -> RunConfig:
     asked, goal = config.evaluate, BestMetric.parse(config.checkpoint.best)
-    name = goal.name.rpartition("/")[0] if goal else ""
+    name = goal.set_name if goal else ""
     every = asked.sets[name].every if name in asked.sets else asked.every
     if not every:
         raise ConfigError(
