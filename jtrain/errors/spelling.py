@@ -33,6 +33,9 @@ _KEYS = {
     "validation_split",
     "valid_every": "validation_steps",
     "quiet": "verbose",
+    "metric": "monitor mode",
+    "least": "min_delta early_stopping_threshold",
+    "after": "start_from_epoch",
     "params": "init_params model module network parameters variables",
     "data": "x y x_train y_train train_data train_dataset train_loader train_dataloader "
     "dataset dataloader loader",

@@ -191,7 +191,7 @@ def _wrong_arguments(
         )
     if "unexpected keyword argument" not in str(error):
         return None
-    names = list(inspect.signature(function).parameters)
+    names = [name for name in inspect.signature(function).parameters if name != "self"]
     others = {other: name for other, name in SYNONYMS.items() if name in names}
     wrong = [name for name in given if name not in names]
     near = [nearest_name(name, [*names, *others]) for name in wrong]
@@ -201,7 +201,8 @@ def _wrong_arguments(
     else:
         advice = f"Did you mean {_assigned(meant)}?" if all(near) else f"It has {', '.join(names)}."
     many = "s" if len(wrong) > 1 else ""
-    return ConfigError(f"{function.__name__} has no argument{many} {_assigned(wrong)}. {advice}")
+    name = function.__qualname__.removesuffix(".__init__")
+    return ConfigError(f"{name} has no argument{many} {_assigned(wrong)}. {advice}")
 
 
 def _assigned(names: Iterable[str]) -> str:

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, TypeAlias
 from jtrain.checkpoint.retention import BestMetric, best_step, check_number
 from jtrain.core.loop import Hook, Stop, StoppedError
 from jtrain.errors import ConfigError, LossError
-from jtrain.errors.plain_numbers import plain_numbers
 from jtrain.errors.spelling import did_you_mean
+from jtrain.errors.user_code import api_boundary
 
 Results: TypeAlias = Mapping[int, Mapping[str, float]]  # numbers by evaluated step
 
@@ -142,11 +142,12 @@ class EarlyStop(Hook):
         after: the run does not end before this step.
 
     Raises:
-        ConfigError: if patience is below 1 or no metric is named.
+        ConfigError: if patience is below 1 or no metric is named; for an argument of another
+            library, with the name here.
         LossError: at the first evaluation, if it has no such metric.
     """
 
-    @plain_numbers
+    @api_boundary
     def __init__(
         self, metric: str = "loss", patience: int = 5, *, least: float = 0.0, after: int = 0
     ):
@@ -156,7 +157,7 @@ class EarlyStop(Hook):
                 f'EarlyStop("{metric}", patience={patience}, least={least}) waits for nothing: '
                 f'name a metric, and a patience of 1 or more: EarlyStop("loss", patience=5).'
             )
-        self.of, _, self.metric = goal.name.rpartition("/")
+        self.of, self.metric = goal.set_name, goal.metric
         """Evaluation set that the hook listens to (empty: the first), and its metric."""
         self._sign = 1 if goal.end == "lowest" else -1
         self._patience, self._least, self._after = patience, least, after

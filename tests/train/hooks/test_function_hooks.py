@@ -128,6 +128,19 @@ def test_highest_least_and_after():
     assert stops_at(rising, late, metric="accuracy") is None, "0.9 came in time"
 
 
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ({"monitor": "val_loss", "patience": 3}, r"argument monitor=. Did you mean metric=\?"),
+        ({"mode": "min", "min_delta": 0.1}, r"arguments mode=, min_delta=. Did you .* least=\?"),
+        ({"divergence_threshold": 9}, "It has metric, patience, least, after."),
+    ],
+)
+def test_the_arguments_of_other_libraries_are_answered_by_ours(typed: dict, words: str):
+    with pytest.raises(ConfigError, match=f"^EarlyStop has no .*{words}"):
+        EarlyStop(**typed)
+
+
 def test_listens_to_the_named_set_or_the_first():
     evaluation = lambda name: EvaluateEvery(every=2, measure=lambda s: {}, log=print, name=name)
     both = {name: evaluation(name) for name in ("valid", "test")}
