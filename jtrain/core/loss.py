@@ -96,11 +96,15 @@ def normalize_loss(
     return jax.jit(call, inline=True)
 
 
-def combine(terms: Terms, weights: Sequence[Float[Array, ""]]) -> Float[Array, ""]:
+def combine(terms: Terms, weights: Sequence[Float[Array, ""]] | None = None) -> Float[Array, ""]:
     """Sum coefficient x total / weight over the terms; a term of weight 0 contributes 0.
 
     A weight may be negative, where rows carry signed weights. A weight of NaN makes the sum NaN.
+
+    Args:
+        weights: of all rows of the step; None: those of the terms, which have all rows.
     """
+    weights = [mean.weight for mean in terms.means] if weights is None else weights
     parts = zip(terms.coefficients, terms.means, weights, strict=True)
     total = jnp.zeros((), sum_dtype(*(mean.total for mean in terms.means)))
     for coefficient, mean, weight in parts:

@@ -134,7 +134,6 @@ def _loss(config: RunConfig, x: Experiment, abstract_state: TrainState) -> tuple
     key = jax.eval_shape(TrainState.step_key, abstract_state)
 
     def loss(params: Any, extra: Any, batch: Any, rng: Any) -> Any:
-        means = terms(params, extra, batch, rng).terms
-        return combine(means, [mean.weight for mean in means.means])
+        return combine(terms(params, extra, batch, rng).terms)
 
     return (copy, abstract_state.extra, rows, key), loss

@@ -111,7 +111,7 @@ def count_step_flops(program: Program, *, lower_bound: bool = False) -> StepFlop
 
     def loss(params, extra, batch, key):
         output = terms(params, extra, batch, key)
-        return combine(output.terms, [mean.weight for mean in output.terms.means])
+        return combine(output.terms)
 
     args = (
         abstract_state.params,

@@ -76,8 +76,7 @@ def make_gradient(program: Program) -> Callable[..., StepGradient]:
 
         def weighted_loss(params: Params) -> tuple[Leaf, LossOutput]:
             output = terms(params, state.extra, batch, rng)
-            divisors = [mean.weight for mean in output.terms.means] if weights is None else weights
-            return state.scale.up(combine(output.terms, divisors)), output
+            return state.scale.up(combine(output.terms, weights)), output
 
         (value, returned), grads = jax.value_and_grad(weighted_loss, has_aux=True)(state.params)
         grads = state.scale.down(conjugate(grads))
@@ -95,7 +94,7 @@ def term_weights(program: Program, state: TrainState, batch: Batch) -> list[Leaf
 def compute_loss(program: Program, state: TrainState, batch: Batch, rng: Key | None) -> Leaf:
     """Return the loss of a batch; `rng` is None in evaluation."""
     output = loss_terms(program)(state.params, state.extra, batch, rng)
-    return combine(output.terms, [mean.weight for mean in output.terms.means])
+    return combine(output.terms)
 
 
 def read_full_batch(program: Program, step: int) -> dict[str, jax.Array]:

@@ -59,7 +59,7 @@ def trace_loss(program: Program) -> TracedLoss:
 
     def loss(params: Any, extra: Any, batch: Any, key: Any) -> Any:
         output = terms(params, extra, batch, key)
-        return combine(output.terms, [mean.weight for mean in output.terms.means])
+        return combine(output.terms)
 
     def forward(params: Any, extra: Any, batch: Any, key: Any) -> Any:
         return jax.vjp(lambda params: loss(params, extra, batch, key), params)
