@@ -23,6 +23,12 @@ def init_params(key):
     }
 
 
+def stack_layers(params):
+    """The parameters of a transformer with `scan` from those of one without."""
+    blocks = [params["blocks"][str(i)] for i in range(len(params["blocks"]))]
+    return {**params, "blocks": jax.tree.map(lambda *leaves: jnp.stack(leaves), *blocks)}
+
+
 def logits(params, tokens, keys=None):
     """Scores of the next token, b t v; a hidden unit in four is dropped where there are keys."""
     x = params["embed"][tokens]

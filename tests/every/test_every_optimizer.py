@@ -14,11 +14,10 @@ import pytest
 from comparison import assert_close, assert_leaves_close, distance
 from layouts import STRATEGIES, strategy
 from layouts import start as start_language
-from tiny_language import batches, loss_of
+from tiny_language import batches, loss_of, stack_layers
 
 from jtrain.core import pytree
 from jtrain.core.step import make_step
-from jtrain.models.layers.block_stack import stack_layers
 from jtrain.optim import (
     LBFGS,
     SGD,

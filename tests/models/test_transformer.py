@@ -12,13 +12,14 @@ import numpy as np
 import pydantic
 import pytest
 from comparison import assert_close, distance
+from tiny_language import stack_layers
 
 from jtrain.core.placement import Unplaced
 from jtrain.core.pytree import named_leaves, num_elements
 from jtrain.core.rows import row_keys
 from jtrain.data.text.token_rows import Packed
 from jtrain.losses.next_token import inputs_and_targets, next_token, segments_of
-from jtrain.models.layers.block_stack import stack_layers, unstack_layers
+from jtrain.models.layers.block_stack import unstack_layers
 from jtrain.models.presets import LANGUAGE_PRESETS
 from jtrain.models.transformer import Transformer
 

@@ -106,12 +106,6 @@ def _remat(
     return call
 
 
-def stack_layers(params: Params) -> Params:
-    """Return the parameters of a transformer with `scan` from those of one without."""
-    blocks = [params["blocks"][str(i)] for i in range(len(params["blocks"]))]
-    return {**params, "blocks": jax.tree.map(lambda *leaves: jnp.stack(leaves), *blocks)}
-
-
 def unstack_layers(params: Params) -> Params:
     """Return the parameters of a transformer without `scan` from those of one with `scan`."""
     layers = jax.tree.leaves(params["blocks"])[0].shape[0]
