@@ -140,11 +140,11 @@ def _rm(args: argparse.Namespace) -> Found:
             f"jtrain ckpt rm: no step of {directory} is named. Write --step N, or --damaged for "
             f"all damaged ones; jtrain ckpt ls {args.run} lists them"
         )
-    step = named
+    step, owner = named, _owner(directory)
     if step is None:
         asked = parse_step(args.step, "ckpt")
         step = asked if isinstance(asked, int) else inspect.resolve_step(directory, asked, owner)
-    size = inspect.remove_checkpoints(directory, step, force=args.force, owner=_owner(directory))
+    size = inspect.remove_checkpoints(directory, step, force=args.force, owner=owner)
     return {"step": step, "bytes": size}, f"{step} is removed: {format_bytes(size)} freed", 0
 
 

@@ -7,6 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jtrain.cli.arguments import Arguments, find_config, parse_step
@@ -18,6 +19,7 @@ from jtrain.io.jsonl import to_json
 
 if TYPE_CHECKING:
     from jtrain.distributed.shutdown import NotedSignals
+    from jtrain.train.experiment import RunConfig
 
 _WATCH = {"policy": "every", "timeout": 600.0}  # defaults of the options of --watch
 
@@ -32,6 +34,8 @@ def main(argv: Sequence[str]) -> int:
             raise UserError(f"jtrain eval: --{option} is for --watch. Add --watch, or leave it out")
     path = find_config(args.run, "eval")
     resolved = resolve(path, args.settings)
+    if args.tasks:
+        return _tasks(args, resolved.config, path.parent)
 
     from jtrain.distributed.heartbeat import HEARTBEAT
     from jtrain.distributed.watchdog import StartupProgress
@@ -43,6 +47,20 @@ def main(argv: Sequence[str]) -> int:
     if not is_first_process():
         return 0
     _print(args, step, numbers)
+    return 0
+
+
+def _tasks(args: argparse.Namespace, config: "RunConfig", directory: Path) -> int:
+    """Print the metrics of the tasks in a file; return the exit code."""
+    from jtrain.train.loaded_run import load_run
+    from jtrain.train.tasks import evaluate_tasks, read_tasks
+
+    tasks = read_tasks(Path(args.tasks))
+    with redirect_output():
+        run = load_run(config, directory, parse_step(args.step, "eval"), print_error)
+        numbers = evaluate_tasks(run, tasks, batch=config.evaluate.batch)
+    if is_first_process():
+        _print(args, run.step, {Path(args.tasks).stem: numbers})
     return 0
 
 
@@ -125,10 +143,13 @@ def _arguments() -> Arguments:
         "shakespeare --step best --json",
         "shakespeare parallel.kind=fsdp parallel.devices=4 evaluate.batch=128",
         "shakespeare --watch --policy latest       # beside the training, each new checkpoint",
+        "chat --tasks questions.jsonl              # choices, or answers that it writes",
     )
     parser.add_run(settings="parallel and evaluate")
     parser.add_step()
     parser.add_argument("--json", action="store_true", help="print one JSON object a step")
+    words = "in place of the sets: tasks, a JSON object a line with context, choices and answer"
+    parser.add_argument("--tasks", metavar="FILE.jsonl", help=words)
     words = "follow a run: evaluate each new checkpoint until the run has ended, each once"
     parser.add_argument("--watch", action="store_true", help=words)
     words = "with --watch: every checkpoint (default), or only the latest at a time"

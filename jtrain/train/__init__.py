@@ -18,5 +18,7 @@ if TYPE_CHECKING:
     from jtrain.train.flops import count_model_flops as count_model_flops
     from jtrain.train.program import set_up as set_up
     from jtrain.train.runtime import enable_compilation_cache as enable_compilation_cache
+    from jtrain.train.tasks import evaluate_tasks as evaluate_tasks
+    from jtrain.train.tasks import read_tasks as read_tasks
 else:
     __getattr__, __dir__ = lazy_names(__name__)

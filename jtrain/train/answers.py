@@ -166,7 +166,7 @@ def make_complete(
 ) -> Complete:
     """Return an experiment's `complete`, which gives the prompt and its continuation.
 
-    Its attribute `read` encodes a prompt, which a run does before it trains.
+    Its attributes are `read`, which encodes a prompt, and `tokenizer`.
 
     An empty prompt stands for the end of a document; if the tokenizer has no such token, for a new
     line, or else for its first token.
@@ -181,7 +181,7 @@ def make_complete(
 
     def complete(params: Params, extra: Extra, key: Key, prompt: Prompt) -> str:
         del extra
-        start = read(prompt.text) if prompt.text else _empty_prompt(tokenizer)
+        start = read(prompt.text) if prompt.text else empty_prompt(tokenizer)
         tokens = generate(
             model(),
             params,
@@ -195,7 +195,7 @@ def make_complete(
         row = until_mark(jax.device_get(tokens)[0], np.asarray(stop), len(start))
         return decode_known(tokenizer, row)
 
-    complete.read = read  # pyright: ignore[reportFunctionMemberAccess]
+    vars(complete).update(read=read, tokenizer=tokenizer)
     return complete
 
 
@@ -209,7 +209,8 @@ def until_mark(row: np.ndarray, stop: np.ndarray, begin: int = 0) -> np.ndarray:
     return row
 
 
-def _empty_prompt(tokenizer: Tokenizer) -> Sequence[int] | np.ndarray:
+def empty_prompt(tokenizer: Tokenizer) -> Sequence[int] | np.ndarray:
+    """Return the tokens that stand for no prompt; see `make_complete`."""
     if tokenizer.end is not None:
         return [tokenizer.end]
     try:

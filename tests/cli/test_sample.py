@@ -99,3 +99,13 @@ def test_an_experiment_without_a_text_is_refused_and_one_with_its_own_takes_no_p
     assert "takes no prompt: it has a `sample` and no `complete`" in capfd.readouterr().err
     assert main(["sample", "quick"]) == 0
     assert capfd.readouterr().out == "a blob\n"
+
+
+def test_tasks_are_scored_with_the_models_own_tokens(place: Path, capfd):
+    rows = [{"context": "To be, or not to ", "choices": ["be", "no"], "answer": "be"}] * 3
+    (place / "tasks.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert main(["eval", "tiny", "--tasks", "tasks.jsonl", "--json"]) == 0
+    shown = json.loads(capfd.readouterr().out)
+    assert shown["step"] == 2
+    assert shown["tasks"]["tasks"] == 3
+    assert shown["tasks"]["nats"] > 0

@@ -91,7 +91,7 @@ def audit(
     certificate, faults = check_certificate(run_dir)
     if seed is None:
         join_run(config, path, trains=False)
-        seed = broadcast_from_first(lambda: secrets.randbits(32))
+        seed = int(broadcast_from_first(lambda: {"seed": secrets.randbits(32)})["seed"])
     drawn = draw_steps(run_dir, steps, seed)
     found = [_audit_step(config, path, step, tolerance, log) for step in drawn]
     return AuditResult(found, tolerance, seed, certificate, faults)

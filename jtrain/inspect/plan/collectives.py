@@ -324,9 +324,11 @@ def _iota(found: re.Match[str]) -> np.ndarray:
 
 def _cycle(pairs: list[list[int]]) -> list[int]:
     """Return the devices that an array passes through, in order: the most that one does."""
-    target_of, seen, longest = dict(pairs), set(), []
+    target_of = {source: target for source, target in pairs}
+    seen: set[int] = set()
+    longest: list[int] = []
     for device in target_of:
-        passed = []
+        passed: list[int] = []
         while device in target_of and device not in seen:
             passed.append(device)
             seen.add(device)
