@@ -80,7 +80,8 @@ class Decoder(nnx.Module):
             if segments is not None:
                 x = x + learned
             elif self.placement.times == 1:
-                x = add_positions(x, learned)
+                # Whole: XLA knows no way from time, split by a tensor axis, to the table's split.
+                x = add_positions(x, self.placement.constrain(learned, None, "width"))
             else:  # the gradient of that function would be gathered where time is split
                 x = x + learned[None]
         x = drop(x, rate, keys, order=order)
