@@ -92,7 +92,19 @@ def check_imports(here: str, path: Path) -> None:
 def test_only_parallel_says_how_arrays_are_laid_out():
     for name in sorted(RANK.keys() - {"parallel"}):
         for path in files_of(name):
-            check_layout(path)
+            if PIECES not in path.parents:  # programs of their own, which import nothing of jtrain
+                check_layout(path)
+
+
+PIECES = ROOT / "jtrain" / "inspect" / "eject" / "pieces"
+
+
+def test_pieces_of_ejected_files_need_jax_optax_and_numpy_alone():
+    allowed = {"jax", "optax", "numpy", *sys.stdlib_module_names}
+    for path in PIECES.glob("*.py"):
+        for _, name in imports(ast.parse(path.read_text())):
+            own = name.startswith("jtrain.inspect.eject.pieces.")
+            assert own or name.partition(".")[0] in allowed, f"{path.name} imports {name}"
 
 
 def check_layout(path: Path) -> None:

@@ -48,6 +48,7 @@ GROUPS = {
         "predict": "write the outputs of a trained run for each row of a file",
         "sample": "write a text sampled from a trained run",
         "export": "write a trained model for other programs: transformers, safetensors, StableHLO",
+        "eject": "write a config as one file of jax, optax and numpy, which takes the same steps",
         "ckpt": "look after checkpoints: ls, verify, show, diff, rm, export, fetch",
     },
     "Look back": {
@@ -70,6 +71,7 @@ _COMPUTE = {
     "replay",
     "audit",
     "export",
+    "eject",
     "work",
     "doctor",
 }

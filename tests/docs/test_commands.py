@@ -266,7 +266,7 @@ def test_a_worker_looks_for_its_run(command: Command, here: Path, capsys):
 
 @pytest.mark.sampled(2)
 @pytest.mark.thorough
-@of("plan", "explain", "range")
+@of("plan", "explain", "range", "eject")
 def test_a_step_is_planned_or_explained(command: Command, used: Path, capsys, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(used / "cache"))  # of the compiler's answers
     steps = ["--steps", "20"] if command.verb == "range" and "--steps" not in command.words else []

@@ -35,7 +35,7 @@ WORDS: dict[str, list[str]] = {
     "explain": [CONFIG, "parallel.kind=none"],  # refused once the experiment is imported
     "plan": [CONFIG, "--devices", "none"], "range": [CONFIG, "parallel.kind=none"],
     "replay": [RUN, "--step", "9"], "audit": [RUN], "diff": [RUN, RUN], "ckpt": ["ls", RUN],
-    "export": [RUN, "--to", "safetensors", "--out", "out"], "data": ["show", CONFIG],
+    "export": [RUN, "--to", "safetensors", "--out", "out"], "eject": [CONFIG, "-o", "out.py"], "data": ["show", CONFIG],
     "sweep": [CONFIG, "seed=1", "parallel.kind=none"], "work": [RUN],
     "launch": ["--processes", "0", "run", CONFIG], "report": [RUN],
 }  # fmt: skip
