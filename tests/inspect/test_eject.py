@@ -140,9 +140,14 @@ def test_parameters_of_another_model_are_refused(tmp_path: Path, monkeypatch):
         ("digits", "optimizer.kind=lion", "optimizer.kind=lion .* takes adamw, adam or sgd"),
         ("digits", "optimizer.ema=0.9", "optimizer.ema=0.9 .* takes none: leave it out"),
         ("digits", "optimizer.schedule.kind=wsd", "optimizer.schedule.kind=wsd .* linear, cosine"),
-        ("digits", "precision.kind=f16", "precision.kind=f16 .* takes precision.kind=f32 or bf16"),
+        ("digits", "precision.kind=f16", "precision.kind=f16 .* takes f32 or bf16"),
         ("fashion_mnist", "data.augment.flip=0.5", "data.augment=.* leave data.augment out"),
         ("resnet18_fashion", "model.norm=group", "model.norm=group .* takes model.norm=batch"),
+        (
+            "gpt2",
+            "data.path=tokens data.pack=true data.context=16 data.validation=0.2",
+            "data.pack=True",
+        ),
         ("shakespeare", "model.window=8", "model.window=8 .* takes model.window=None"),
     ],
 )

@@ -12,10 +12,11 @@ from jtrain.config.precision import BF16, F32
 from jtrain.data import Shuffled
 from jtrain.data.text.corpora import RandomTokens
 from jtrain.data.text.token_files import TokenRange
-from jtrain.data.text.token_rows import Windows
+from jtrain.data.text.token_rows import Packed, Windows
 from jtrain.errors import ConfigError
 from jtrain.inspect.eject.assemble import Section, Values
 from jtrain.models import CNN, ResNet, ViT
+from jtrain.models.attention.rotary import NoScaling
 from jtrain.models.images import Pixels
 from jtrain.optim import SGD, Adam, AdamW
 from jtrain.optim.recipe import OptimizerConfig
@@ -61,16 +62,15 @@ def describe(resolved: Resolved, name: str) -> Description:
     study = find_study(config)
     data, data_values, arrays = _describe_data(resolved, study, name)
     values = {
+        **_fields(config.data),
+        **_fields(config.model),
+        **_describe_optimizer(config.optimizer, config.steps),
+        **{key.upper(): getattr(config, key) for key in ("seed", "batch", "microbatches", "steps")},
         "JAX": jax.__version__,
-        "SEED": config.seed,
-        "BATCH": config.batch,
-        "MICROBATCHES": config.microbatches,
-        "STEPS": config.steps,
         "STACKED": False,
         "BF16": isinstance(config.precision, BF16),
-        **_describe_optimizer(config.optimizer, config.steps),
-        **data_values,
         **study.values,
+        **data_values,
     }
     sections = [
         ("1. Data", data),
@@ -88,17 +88,12 @@ def refuse(key: str, found: Any, wanted: str) -> ConfigError:
 
 
 def _check_parts(config: RunConfig) -> None:
-    precision, parallel = config.precision, config.parallel
-    if not isinstance(precision, F32 | BF16):
-        raise refuse("precision.kind", precision.kind, "precision.kind=f32 or bf16")
-    if parallel.kind == "server":
-        raise refuse(
-            "parallel.kind", "server", "the steps of any other strategy: parallel.kind=single"
-        )
+    if not isinstance(config.precision, F32 | BF16):
+        raise refuse("precision.kind", config.precision.kind, "f32 or bf16")
+    if config.parallel.kind == "server":
+        raise refuse("parallel.kind", "server", "the steps of one program: parallel.kind=single")
     if config.lora.rank:
-        raise refuse(
-            "lora.rank", config.lora.rank, "whole weights: merge the adapter (docs/lora.md)"
-        )
+        raise refuse("lora.rank", config.lora.rank, "whole weights: leave lora out")
     if config.guard.without:
         raise refuse("guard.without", config.guard.without, "all batches: guard.without=[]")
 
@@ -111,79 +106,70 @@ def _describe_data(
         return study.data, {}, {}
     train = resolved.experiment.train
     if not isinstance(train, Shuffled) or train.end != "cross":
-        kind = type(train).__name__
-        raise refuse(
-            "data", kind, "rows that are shuffled as they are: no augmentation, no streams"
-        )
-    source = train.source
+        wanted = "rows that are shuffled as they are: no mixtures, streams and augmentation"
+        raise refuse("data", type(train).__name__, wanted)
+    source, beside = train.source, {"DATA": f"{name}.npz"}
     if isinstance(source, RandomTokens):
-        sizes = {"ROWS": len(source), "CONTEXT": source._context, "KINDS": source._vocab}
+        config: Any = resolved.config
+        sizes = {"ROWS": len(source), "KINDS": config.data.vocab}
         return ["shuffle", "random_tokens"], sizes, {}
-    if isinstance(source, Windows) and source.stride == 1:
-        return _describe_tokens(source, name)
-    probe = source[np.arange(1)]
-    size = len(source) * sum(x.nbytes for x in probe.values())
+    if isinstance(source, Packed):
+        raise refuse("data.pack", True, "data.pack=false")
+    if isinstance(source, Windows) and isinstance(source.tokens, TokenRange):
+        tokens, files = source.tokens, source.tokens.files
+        paths = tuple(str(files.path / shard["name"]) for shard in files.header["shards"])
+        values = {"PATHS": paths, "DTYPE": files.dtype.str}
+        values |= {"BEGIN": tokens.first, "END": tokens.last}
+        return ["shuffle", "token_files"], values, {}
+    if isinstance(source, Windows):
+        return ["shuffle", "tokens"], beside, {"tokens": np.asarray(source.tokens)}
+    size = len(source) * sum(x.nbytes for x in source[np.arange(1)].values())
     if size > LARGEST:
         raise refuse("data", f"{size:,} bytes", f"arrays of at most {LARGEST:,} bytes")
-    arrays = {name: np.asarray(x) for name, x in source[np.arange(len(source))].items()}
-    return ["shuffle", "rows"], {"DATA": f"{name}.npz", "FIELDS": tuple(arrays)}, arrays
-
-
-def _describe_tokens(
-    source: Windows, name: str
-) -> tuple[Sequence[str], dict[str, Any], dict[str, np.ndarray]]:
-    tokens, values = source.tokens, {"CONTEXT": source.context}
-    if isinstance(tokens, TokenRange):
-        paths = [str(tokens.files.path / shard["name"]) for shard in tokens.files.header["shards"]]
-        values |= {"PATHS": tuple(paths), "DTYPE": tokens.files.dtype.str}
-        values |= {"FIRST": tokens.first, "LAST": tokens.last}
-        return ["shuffle", "token_files"], values, {}
-    values |= {"DATA": f"{name}.npz"}
-    return ["shuffle", "tokens"], values, {"tokens": np.asarray(tokens)}
+    arrays = {key: np.asarray(x) for key, x in source[np.arange(len(source))].items()}
+    return ["shuffle", "rows"], {**beside, "FIELDS": tuple(arrays)}, arrays
 
 
 def _describe_optimizer(optimizer: OptimizerConfig, steps: int) -> dict[str, Any]:
-    kinds = {SGD: "sgd", Adam: "adam", AdamW: "adamw"}
-    kind = kinds.get(type(optimizer))
+    kind = {SGD: "sgd", Adam: "adam", AdamW: "adamw"}.get(type(optimizer))
     if kind is None:
         raise refuse("optimizer.kind", getattr(optimizer, "kind", "?"), "adamw, adam or sgd")
     for key in ("clip_value", "decay", "groups", "ema"):
         if getattr(optimizer, key):
             raise refuse(f"optimizer.{key}", getattr(optimizer, key), "none: leave it out")
-    schedule = optimizer.schedule
-    if not isinstance(schedule, Constant | Cosine | LinearSchedule | OneCycle):
-        raise refuse(
-            "optimizer.schedule.kind", schedule.kind, "constant, linear, cosine or one_cycle"
-        )
-    return {
-        "OPTIMIZER": kind,
-        "RATE": optimizer.lr,
-        "SCHEDULE": schedule.kind,
-        "SPAN": schedule.steps or steps,
-        "CLIP": optimizer.clip,
-        "DECAY": optimizer.weight_decay,
-        **{key.upper(): getattr(optimizer, key, 0.0) for key in ("b1", "b2", "eps", "momentum")},
-        "NESTEROV": getattr(optimizer, "nesterov", False),
-        **{key.upper(): getattr(schedule, key, 0) for key in ("warmup", "final", "rise", "first")},
-    }
+    schedule, known = optimizer.schedule, (Constant, Cosine, LinearSchedule, OneCycle)
+    if not isinstance(schedule, known):
+        wanted = "constant, linear, cosine or one_cycle"
+        raise refuse("optimizer.schedule.kind", schedule.kind, wanted)
+    own = {"OPTIMIZER": kind, "SCHEDULE": schedule.kind, "SPAN": schedule.steps or steps}
+    absent = dict.fromkeys(("B1", "B2", "EPS", "MOMENTUM", "NESTEROV"), 0)
+    absent |= dict.fromkeys(("WARMUP", "FINAL", "RISE", "FIRST"), 0)
+    return absent | _fields(optimizer) | _fields(schedule) | own
+
+
+def _fields(config: Any) -> dict[str, Any]:
+    """Return the values of a config by the names of pieces: those of its fields, upper case."""
+    return {field.name.upper(): getattr(config, field.name) for field in dataclasses.fields(config)}
+
+
+def _check_values(key: str, config: Any, wanted: Mapping[str, Any]) -> None:
+    """Raise unless a config has these values: pieces have no other ones."""
+    for name, value in wanted.items():
+        if getattr(config, name) != value:
+            raise refuse(f"{key}.{name}", getattr(config, name), f"{key}.{name}={value}")
 
 
 def _digits(config: Any) -> Study:
-    widths, dropout = config.model.widths, config.model.dropout
-    values = {"SIZES": (64, *widths, 10), "DROPOUT": dropout}
-    return Study(["layers", "mlp", "classifier_mlp"], ["sums", "cross_entropy", "classify"], values)
+    values = {"SIZES": (64, *config.model.widths, 10)}
+    return Study(["layers", "mlp", "classifier_mlp"], CLASSIFY, values)
 
 
 def _vae(config: Any) -> Study:
-    values = {"WIDTHS": config.model.widths, "LATENTS": config.model.latents, "DROPOUT": 0.0}
-    return Study(["layers", "mlp"], ["sums", "vae"], values)
+    return Study(["layers", "mlp"], ["sums", "vae"], {"DROPOUT": 0.0})
 
 
 def _heat(config: Any) -> Study:
-    data, model = config.data, config.model
-    values = {"CONDUCTIVITY": data.conductivity, "WAVES": data.waves, "WIDTHS": model.widths}
-    values |= {"START": model.start, "ENDS": model.ends}
-    return Study(["heat"], ["sums", "heat_loss"], values, ["shuffle", "heat_rows"])
+    return Study(["heat"], ["sums", "heat_loss"], {}, ["shuffle", "heat_rows"])
 
 
 def _images(config: Any) -> Study:
@@ -193,49 +179,38 @@ def _images(config: Any) -> Study:
         raise refuse("data.augment", data.augment, "images as they are: leave data.augment out")
     if getattr(model, "pixels", Pixels()) != Pixels():
         raise refuse("model.pixels", model.pixels, "the size of the data: leave model.pixels out")
-    image, classes = (28, 28, 1), 10
-    values = {"IMAGE": image, "DROPOUT": model.dropout, "CLASSES": classes}
+    values: dict[str, Any] = {"IMAGE": (28, 28, 1), "CLASSES": 10}
     if isinstance(model, CNN):
-        values |= {"CHANNELS": model.channels, "KERNEL": model.kernel}
-        return Study(
-            ["images", "layers", "cnn"], CLASSIFY, values | {"WIDTHS": (*model.widths, 10)}
-        )
+        values |= {"WIDTHS": (*model.widths, 10)}
+        return Study(["images", "layers", "cnn"], CLASSIFY, values)
     if isinstance(model, ResNet):
-        for key, wanted in {"norm": "batch", "statistics": "batch", "stem": "cifar"}.items():
-            if getattr(model, key) != wanted:
-                raise refuse(f"model.{key}", getattr(model, key), f"model.{key}={wanted}")
-        values |= {"BLOCKS": model.blocks, "CHANNELS": model.width, "QUIET": model.quiet}
-        values |= {"BOTTLENECK": model.bottleneck}
+        _check_values("model", model, {"norm": "batch", "statistics": "batch", "stem": "cifar"})
         return Study(["images", "layers", "resnet"], CLASSIFY, values)
     if isinstance(model, ViT):
-        model = dataclasses.replace(model, image=image)
-        values |= _describe_blocks(model)
-        values |= {"PATCH": model.patch, "POSITIONS": model.positions, "STD_OUT": STD}
-        values |= {"CLASS_TOKEN": model.pool == "class", "ACTIVATION": model.activation}
+        model = dataclasses.replace(model, image=values["IMAGE"])
+        values |= {"POSITIONS": model.positions, "CLASS_TOKEN": model.pool == "class"}
+        values |= {**_describe_blocks(model), "STD_OUT": STD}
         return Study(["images", "layers", "norms", "block", "vit"], CLASSIFY, values)
     raise refuse("model.kind", model.kind, "cnn, resnet or vit")
 
 
 def _shakespeare(config: Any) -> Study:
-    transformer = _describe_transformer(config, config.data.build().vocabulary)
-    return Study(TRANSFORMER, ["sums", "cross_entropy", "next_token"], transformer)
+    values = _describe_transformer(config)
+    return Study(TRANSFORMER, ["sums", "cross_entropy", "next_token"], values)
 
 
 def _language(config: Any) -> Study:
-    values = _describe_transformer(config, config.data.build().vocabulary)
-    bits = 2 if isinstance(config.precision, BF16) else 4
-    rows = config.batch // config.microbatches * config.data.context
+    values, experts = _describe_transformer(config), config.model.experts
+    slopes = values["TOKENS"] * (2 if isinstance(config.precision, BF16) else 4)
     values |= {
         "CHUNK": config.logits_chunk,
         "BF16_LOGITS": config.precision.logits == "bfloat16",
         # As `chunked_next_token`: whether the slopes are smaller than the head's gradient.
-        "KEEP": rows * bits <= config.model.width * 4,
+        "KEEP": slopes <= config.model.width * 4,
     }
-    experts = config.model.experts
     if experts.kind == "none":
         return Study(TRANSFORMER, ["chunked_next_token", "language"], values)
-    if experts.group != "row":
-        raise refuse("model.experts.group", experts.group, "model.experts.group=row")
+    _check_values("model.experts", experts, {"kind": "dropless", "group": "row"})
     values |= {"UNEVEN": experts.uneven, "ROUTER_Z": experts.z}
     return Study(TRANSFORMER, ["sums", "chunked_next_token", "balance"], values)
 
@@ -243,49 +218,33 @@ def _language(config: Any) -> Study:
 CLASSIFY = ["sums", "cross_entropy", "classify"]
 STD = 0.02  # of the kernels and embeddings of a transformer
 TRANSFORMER = ["layers", "norms", "block", "experts", "transformer"]
-PLAIN: Mapping[str, Any] = {
-    "post_norm": False,
-    "zero_centered": False,
-    "embedding_scale": 1.0,
-    "qk_norm": False,
-    "window": None,
-    "attention_cap": None,
-    "attention_scale": None,
-    "logit_cap": None,
-}
-"""Values of a transformer that an ejected file has no other one of."""
+PLAIN = {"post_norm": False, "zero_centered": False, "embedding_scale": 1.0, "qk_norm": False}
+PLAIN |= dict.fromkeys(("window", "attention_cap", "attention_scale", "logit_cap"), None)
 
 
-def _describe_transformer(config: Any, vocabulary: Any) -> dict[str, Any]:
+def _describe_transformer(config: Any) -> dict[str, Any]:
     """Return the values of a transformer, or raise for those that are not plain."""
-    model = config.model.for_tokens(len(vocabulary))
-    for key, wanted in PLAIN.items():
-        if getattr(model, key) != wanted:
-            raise refuse(f"model.{key}", getattr(model, key), f"model.{key}={wanted}")
+    model = config.model.for_tokens(len(config.data.build().vocabulary))
+    positions, experts = model.positions, model.experts
+    _check_values("model", model, PLAIN)
     if model.remat not in ("none", "full", "dots"):
-        raise refuse("model.remat", model.remat, "model.remat=none, full or dots")
-    if model.experts.kind == "capacity":
-        raise refuse("model.experts.kind", "capacity", "model.experts.kind=dropless or none")
-    rotary = model.positions.kind == "rotary"
-    if rotary and (model.positions.scaling.kind != "none" or model.positions.local_base):
-        raise refuse("model.positions", "scaled angles", "model.positions.scaling.kind=none")
-    rows = config.batch // config.microbatches * config.data.context
-    experts = model.experts
+        raise refuse("model.remat", model.remat, "none, full or dots")
+    if positions.kind == "rotary":
+        _check_values("model.positions", positions, {"scaling": NoScaling(), "local_base": None})
+    tokens = config.batch // config.microbatches * config.data.context
     return {
         **_describe_blocks(model),
-        **{key.upper(): getattr(model, key) for key in ("vocab", "activation", "tied", "scan")},
-        "DROPOUT": model.dropout,
-        "REMAT": model.remat,
-        "QKV_BIAS": model.bias or model.qkv_bias,
+        "TOKENS": tokens,
+        "VOCAB": model.vocab,
         "STD_OUT": STD / math.sqrt(2 * model.layers),
-        "ROTARY": rotary,
-        "BASE": getattr(model.positions, "base", 0.0),
-        "LEARNED": model.positions.kind == "learned",
+        "ROTARY": positions.kind == "rotary",
+        "LEARNED": positions.kind == "learned",
+        "BASE": getattr(positions, "base", 0.0),
         "POSITIONS": model.context,
         "CAUSAL": True,
         "STACKED": model.scan,
         # As `look_up` of jtrain.models.layers.linear: blocks of 4,096 tokens.
-        "TABLES": max(1, min(32, rows // 4096, rows // (8 * model.vocab))),
+        "TABLES": max(1, min(32, tokens // 4096, tokens // (8 * model.vocab))),
         "EXPERTS": getattr(experts, "count", 0),
         "TOP_K": getattr(experts, "top_k", 0),
         "CHOSEN": getattr(experts, "weights", "") == "chosen",
@@ -293,10 +252,10 @@ def _describe_transformer(config: Any, vocabulary: Any) -> dict[str, Any]:
 
 
 def _describe_blocks(model: Any) -> dict[str, Any]:
-    """Return the values of the blocks of a decoder or an encoder."""
+    """Return the values of the blocks of a decoder or an encoder that are no fields of both."""
     return {
-        **{key.upper(): getattr(model, key) for key in ("layers", "width", "heads")},
-        **{key.upper(): getattr(model, key) for key in ("norm", "epsilon", "bias", "qkv_bias")},
+        **{key.upper(): getattr(model, key) for key in ("norm", "bias", "activation")},
+        "QKV_BIAS": model.bias or model.qkv_bias,
         "KV_HEADS": model.groups,
         "HEAD_SIZE": model.size_of_head,
         "HIDDEN": model.size_of_hidden,

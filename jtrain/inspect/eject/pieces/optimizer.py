@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 STEPS: int = 200
-RATE: float = 3e-3  # peak
+LR: float = 3e-3  # peak
 SCHEDULE: str = "cosine"
 SPAN: int = 200  # steps of the schedule
 WARMUP: int = 0
@@ -20,7 +20,7 @@ B2: float = 0.999
 EPS: float = 1e-8
 MOMENTUM: float = 0.9
 NESTEROV: bool = False
-DECAY: float = 0.05  # of matrices alone, not of biases and the scales of norms
+WEIGHT_DECAY: float = 0.05  # of matrices alone, not of biases and the scales of norms
 CLIP: float = 0.0  # most of the gradient's norm
 STACKED: bool = False
 
@@ -33,7 +33,7 @@ def learning_rate(step):
         top = round(RISE * last)
         up = FIRST + (1 - FIRST) * half_cosine(1 - step / top)
         down = FINAL + (1 - FINAL) * half_cosine(jnp.clip((step - top) / (last - top), 0, 1))
-        return RATE * jnp.where(step < top, up, down)
+        return LR * jnp.where(step < top, up, down)
     else:
         passed = jnp.clip((step - WARMUP) / max(SPAN - 1 - WARMUP, 1), 0, 1)
         if SCHEDULE == "cosine":
@@ -43,7 +43,7 @@ def learning_rate(step):
         else:
             fall = jnp.ones_like(passed)
         share = FINAL + (1 - FINAL) * fall
-        return RATE * (jnp.minimum((step + 1) / (WARMUP + 1), 1) * share)
+        return LR * (jnp.minimum((step + 1) / (WARMUP + 1), 1) * share)
 
 
 def half_cosine(x):
@@ -62,12 +62,12 @@ def matrices(params):
 
 def decay(updates, params):
     """Add the decay to gradients. Also where it is 0: the sum decides what the compiler rounds."""
-    add = lambda u, p, decays: u + (DECAY if decays else 0.0) * p
+    add = lambda u, p, decays: u + (WEIGHT_DECAY if decays else 0.0) * p
     return jax.tree.map(add, updates, params, matrices(params))
 
 
 if OPTIMIZER == "adamw":
-    optimizer = optax.adamw(learning_rate, B1, B2, EPS, weight_decay=DECAY, mask=matrices)
+    optimizer = optax.adamw(learning_rate, B1, B2, EPS, weight_decay=WEIGHT_DECAY, mask=matrices)
 elif OPTIMIZER == "adam":
     optimizer = optax.chain(optax.stateless(decay), optax.adam(learning_rate, B1, B2, EPS))
 else:

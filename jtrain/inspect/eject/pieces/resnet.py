@@ -9,7 +9,7 @@ from jtrain.inspect.eject.pieces.images import IMAGE, as_images, convolve, init_
 from jtrain.inspect.eject.pieces.layers import DROPOUT, Draws, drop, init_linear, linear
 
 BLOCKS: tuple[int, ...] = (2, 2, 2, 2)  # of each stage, which is twice as wide as the one before
-CHANNELS: int = 64  # of the first stage
+WIDTH: int = 64  # of the first stage
 BOTTLENECK: bool = False
 CLASSES: int = 10
 QUIET: bool = False
@@ -31,10 +31,10 @@ def init_batch_norm(channels, scale=1.0):
 
 def shapes():
     """Yield the convolutions of each block, (inputs, outputs, size, stride), and the last width."""
-    channels = CHANNELS
+    channels = WIDTH
     for stage, count in enumerate(BLOCKS):
         for index in range(count):
-            width, stride = CHANNELS * 2**stage, 2 if stage and not index else 1
+            width, stride = WIDTH * 2**stage, 2 if stage and not index else 1
             if BOTTLENECK:
                 layers = [(channels, width, 1, 1), (width, width, 3, stride)]
                 layers.append((width, 4 * width, 1, 1))
@@ -48,9 +48,9 @@ def shapes():
 def init_model(key):
     """Return the parameters, and the running statistics of the norms."""
     draws, params, extra = Draws(key), {}, {}
-    params["stem"] = init_convolution(draws, IMAGE[2], CHANNELS, 3)
-    params["norm"], extra["norm"] = init_batch_norm(CHANNELS)
-    params["blocks"], extra["blocks"], channels = {}, {}, CHANNELS
+    params["stem"] = init_convolution(draws, IMAGE[2], WIDTH, 3)
+    params["norm"], extra["norm"] = init_batch_norm(WIDTH)
+    params["blocks"], extra["blocks"], channels = {}, {}, WIDTH
     for number, (layers, short) in enumerate(shapes()):
         block = {"convolutions": {}, "norms": {}}
         running = {"norms": {}}

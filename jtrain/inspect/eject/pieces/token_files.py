@@ -6,8 +6,8 @@ from jtrain.inspect.eject.pieces.shuffle import places, shuffled
 
 PATHS: tuple[str, ...] = ("tokens/00000.bin",)
 DTYPE: str = "<u2"
-FIRST: int = 0  # of the tokens that are trained on
-LAST: int = 1000
+BEGIN: int = 0  # of the tokens that are trained on
+END: int = 1000
 CONTEXT: int = 1024  # tokens that a row predicts
 
 rows = {}
@@ -17,7 +17,7 @@ def read_data():
     """Map the files of tokens; several are read into memory as one."""
     files = [np.memmap(path, DTYPE, "r") for path in PATHS]
     tokens = files[0] if len(files) == 1 else np.concatenate(files)
-    rows["tokens"] = tokens[FIRST:LAST]
+    rows["tokens"] = tokens[BEGIN:END]
 
 
 def batch_at(step):
