@@ -46,6 +46,11 @@ CASES = {
         "mixtral_8x7b",
         f"{LLAMA} model.experts.kind=dropless model.experts.count=4 parallel.kind=single",
     ),
+    "grpo": (
+        "grpo",
+        "batch=6 data.questions=64 data.validation=16 model.layers=1 model.heads=2 model.width=16 "
+        "init_from={} policy.group=4 evaluate.batch=8",
+    ),
     "dropout": ("shakespeare", f"{TEXT} model.dropout=0.1 model.scan=true"),
     "sgd": ("digits", f"{DIGITS} optimizer.kind=sgd optimizer.momentum=0.9 optimizer.clip=1"),
 }

@@ -195,12 +195,12 @@ def _images(config: Any) -> Study:
 
 
 def _shakespeare(config: Any) -> Study:
-    values = _describe_transformer(config)
+    values = _describe_transformer(config, config.data.context)
     return Study(TRANSFORMER, ["sums", "cross_entropy", "next_token"], values)
 
 
 def _language(config: Any) -> Study:
-    values, experts = _describe_transformer(config), config.model.experts
+    values, experts = _describe_transformer(config, config.data.context), config.model.experts
     slopes = values["TOKENS"] * (2 if isinstance(config.precision, BF16) else 4)
     values |= {
         "CHUNK": config.logits_chunk,
@@ -215,6 +215,17 @@ def _language(config: Any) -> Study:
     return Study(TRANSFORMER, ["sums", "chunked_next_token", "balance"], values)
 
 
+def _grpo(config: Any) -> Study:
+    policy, task = config.policy, config.data.build()
+    _check_values("policy", policy, {"loss": "grpo", "updates": 1, "beta": 0.0})
+    below, above = policy.clip or (0.2, 0.2)
+    values = _describe_transformer(config, task.sizes[0]) | {
+        **{"GROUP": policy.group, "ANSWER": task.sizes[1], "MARK": task.end, "DROPOUT": 0.0},
+        **{"TEMPERATURE": policy.temperature, "BELOW": below, "ABOVE": above},
+    }
+    return Study(TRANSFORMER, ["sums", "cross_entropy", "group_policy"], values)
+
+
 CLASSIFY = ["sums", "cross_entropy", "classify"]
 STD = 0.02  # of the kernels and embeddings of a transformer
 TRANSFORMER = ["layers", "norms", "block", "experts", "transformer"]
@@ -222,7 +233,7 @@ PLAIN = {"post_norm": False, "zero_centered": False, "embedding_scale": 1.0, "qk
 PLAIN |= dict.fromkeys(("window", "attention_cap", "attention_scale", "logit_cap"), None)
 
 
-def _describe_transformer(config: Any) -> dict[str, Any]:
+def _describe_transformer(config: Any, context: int) -> dict[str, Any]:
     """Return the values of a transformer, or raise for those that are not plain."""
     model = config.model.for_tokens(len(config.data.build().vocabulary))
     positions, experts = model.positions, model.experts
@@ -231,7 +242,7 @@ def _describe_transformer(config: Any) -> dict[str, Any]:
         raise refuse("model.remat", model.remat, "none, full or dots")
     if positions.kind == "rotary":
         _check_values("model.positions", positions, {"scaling": NoScaling(), "local_base": None})
-    tokens = config.batch // config.microbatches * config.data.context
+    tokens = config.batch // config.microbatches * context
     return {
         **_describe_blocks(model),
         "TOKENS": tokens,
@@ -269,6 +280,7 @@ def _describe_blocks(model: Any) -> dict[str, Any]:
 STUDIES: Mapping[str, Callable[[Any], Study]] = {
     "digits": _digits,
     "fashion_mnist": _images,
+    "grpo": _grpo,
     "heat": _heat,
     "language": _language,
     "shakespeare": _shakespeare,
