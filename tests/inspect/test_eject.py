@@ -46,10 +46,11 @@ CASES = {
         "mixtral_8x7b",
         f"{LLAMA} model.experts.kind=dropless model.experts.count=4 parallel.kind=single",
     ),
+    # Of one digit, so that a model that knows nothing is right now and then.
     "grpo": (
         "grpo",
-        "batch=6 data.questions=64 data.validation=16 model.layers=1 model.heads=2 model.width=16 "
-        "init_from={} policy.group=4 evaluate.batch=8",
+        "batch=16 data.digits=1 data.validation=16 model.layers=1 model.heads=2 model.width=16 "
+        "init_from={} policy.group=16 evaluate.batch=8 optimizer.lr=1e-2",
     ),
     "dropout": ("shakespeare", f"{TEXT} model.dropout=0.1 model.scan=true"),
     "sgd": ("digits", f"{DIGITS} optimizer.kind=sgd optimizer.momentum=0.9 optimizer.clip=1"),
@@ -80,7 +81,8 @@ def test_losses_and_parameters_of_20_steps_are_equal(name: str, tmp_path: Path):
     ejected = write(tmp_path, *CASES[name])
     found = compare(ejected, 20)
     assert len(found.theirs) == 20
-    assert len(set(found.theirs)) > 15, "it trains"
+    # The loss of GRPO is 0 but for rounding; its parameters move where an answer was right.
+    assert len(set(found.theirs)) > (1 if name == "grpo" else 15), "it trains"
     assert found.same, found.describe()
     text = ejected.file.read_text()
     assert len(text.splitlines()) < 600
