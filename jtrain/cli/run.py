@@ -32,9 +32,9 @@ def main(argv: Sequence[str]) -> int:
     from jtrain.parallel import Server
 
     if isinstance(resolved.config.parallel, Server):
-        from jtrain.server.process import take_part
+        from jtrain.server.process import serve_as_task
 
-        code = take_part(resolved.config, os.environ, print_error)
+        code = serve_as_task(resolved.config, os.environ, print_error)
         if code is not None:
             return code
 

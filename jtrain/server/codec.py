@@ -78,7 +78,7 @@ def make_codec(compress: Compression) -> Codec:
 
 
 def _levels(levels: int, block: int, *, packed: bool) -> Codec:
-    """Return whole multiples of a block's largest magnitude / `levels`, rounded to the nearest."""
+    """Return the codec of multiples of a block's largest magnitude / `levels`, rounded."""
 
     def encode(flat: np.ndarray) -> list[np.ndarray]:
         units, scales = _normalize(_blocks(flat, block))
@@ -96,7 +96,7 @@ def _levels(levels: int, block: int, *, packed: bool) -> Codec:
 
 
 def _powers(block: int) -> Codec:
-    """Return powers of two: E3M0, of which code 0 is 0 and code c is scale x 2^(c - 7)."""
+    """Return the codec of powers of two, E3M0: code 0 is 0 and code c is scale x 2^(c - 7)."""
 
     def encode(flat: np.ndarray) -> list[np.ndarray]:
         units, scales = _normalize(_blocks(flat, block))
@@ -119,7 +119,7 @@ def _powers(block: int) -> Codec:
 
 
 def _top_k(share: float) -> Codec:
-    """Return the largest magnitudes, with their places from the first on; 0 where none was sent."""
+    """Return the codec that sends the largest magnitudes, with their places; the others are 0."""
 
     def encode(flat: np.ndarray) -> list[np.ndarray]:
         count = min(flat.size, max(1, round(share * flat.size)))
@@ -145,7 +145,7 @@ def _blocks(flat: np.ndarray, block: int) -> np.ndarray:
 
 
 def _normalize(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the blocks by their largest magnitudes, and those; NaN with zeros if not finite."""
+    """Return block / max|block|, and max|block|; a non-finite block gives zeros and NaN."""
     scales = np.abs(blocks).max(axis=1, initial=0)
     finite = np.isfinite(scales)
     scales = np.where(finite, scales, np.float32(np.nan)).astype(np.float32)
@@ -227,8 +227,8 @@ class PushEncoder:
 class Published(NamedTuple):
     """Answer to a pull."""
 
-    stamp: str
-    """Name of what the worker has afterwards."""
+    version: str
+    """Version of the parameters that the worker has afterwards."""
     kind: Literal["nothing", "change", "all"]
     arrays: Arrays
 
@@ -246,7 +246,7 @@ class Publisher:
 
     def reset(self) -> None:
         """Forget the newest change: the parameters are others now."""
-        self._stamp, self._before = secrets.token_hex(8), ""
+        self._version, self._before = secrets.token_hex(8), ""
         self._change: list[np.ndarray] = []
 
     def publish(self, params: Arrays, published: Arrays) -> list[np.ndarray]:
@@ -255,17 +255,17 @@ class Publisher:
         change = [
             new - np.asarray(old, np.float32) for new, old in zip(wide, published, strict=True)
         ]
-        self._stamp, self._before = secrets.token_hex(8), self._stamp
+        self._version, self._before = secrets.token_hex(8), self._version
         self._change = self._codec.encode(change)
         return add_change(self._codec, self._change, published)
 
     def answer(self, known: str, published: Arrays) -> Published:
-        """Return what a worker lacks that has what the stamp `known` says."""
-        if known == self._stamp:
-            return Published(self._stamp, "nothing", [])
+        """Return what a worker with the version `known` lacks."""
+        if known == self._version:
+            return Published(self._version, "nothing", [])
         if known == self._before:
-            return Published(self._stamp, "change", self._change)
-        return Published(self._stamp, "all", list(published))
+            return Published(self._version, "change", self._change)
+        return Published(self._version, "all", list(published))
 
 
 class Subscriber:
@@ -276,7 +276,7 @@ class Subscriber:
         self._parts: dict[int, tuple[str, list[np.ndarray]]] = {}
 
     def known(self, part: int) -> str:
-        """Return the stamp of a part."""
+        """Return the version of a part."""
         return self._parts[part][0] if part in self._parts else "none"
 
     def take(self, part: int, reply: Published) -> list[np.ndarray]:
@@ -285,7 +285,7 @@ class Subscriber:
         leaves = [np.array(leaf) for leaf in reply.arrays] if whole else self._parts[part][1]
         if reply.kind == "change":
             leaves = add_change(self._codec, reply.arrays, leaves)
-        self._parts[part] = reply.stamp, leaves
+        self._parts[part] = reply.version, leaves
         return leaves
 
 

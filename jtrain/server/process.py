@@ -41,7 +41,8 @@ from jtrain.train.processes import code_facts
 from jtrain.train.program import set_up
 from jtrain.train.runtime import enable_compilation_cache
 
-ADDRESS, TOKEN, SLOW = "JTRAIN_SERVER_ADDRESS", "JTRAIN_SERVER_TOKEN", "JTRAIN_SERVER_SLOW"
+ADDRESS, TOKEN = "JTRAIN_SERVER_ADDRESS", "JTRAIN_SERVER_TOKEN"
+STEP_DELAYS = "JTRAIN_SERVER_SLOW"  # of tests and benchmarks: slow workers
 FILE, MOST = ".server.json", 1 << 16  # copies in an object store have no file with a dot
 GONE = 5.0  # seconds without the run's own process
 POLL = 0.5  # seconds between two looks for the run
@@ -115,7 +116,7 @@ def work(
             index,
             coordinator,
             shards,
-            slow=_slow(index or 0, environ),
+            slow=_step_delay(index or 0, environ),
             leaving=leaving or threading.Event(),
             facts=facts,
         )
@@ -131,17 +132,20 @@ def _worker_of(plan: Plan) -> type[Worker]:
     return LocalWorker if plan.is_local else Worker
 
 
-def _slow(index: int, environ: Mapping[str, str]) -> float:
-    """Return the seconds that each step of a worker waits: `0.1,0.5` for workers 0 and 1."""
-    seconds = environ.get(SLOW, "").split(",")
+def _step_delay(index: int, environ: Mapping[str, str]) -> float:
+    """Return the seconds that each step of a worker waits: `0.1,0.5` for workers 0 and 1.
+
+    A worker that has joined waits as worker 0 does.
+    """
+    seconds = environ.get(STEP_DELAYS, "").split(",")
     return float(seconds[index]) if index < len(seconds) and seconds[index] else 0.0
 
 
 def serve(plan: Plan, index: int, environ: Mapping[str, str]) -> tuple[Listener, Message]:
-    """Return a listener that holds a shard until it is closed, and what asks whether it is over."""
+    """Return a listener that holds a shard, and the message that waits for the run's end."""
     service = ShardService(plan)
     with closing([_coordinator(plan, environ)]) as (coordinator,):
-        coordinator.call(Message("where", {"shard": index}))
+        coordinator.call(Message("where", {"shard": index}))  # connect: local_host
         host = coordinator.local_host
         listener = Listener(service.handle, token=environ[TOKEN], host=host, **plan.connection)
         service.traffic = listener
@@ -160,7 +164,7 @@ def serve_until_end(plan: Plan, index: int, environ: Mapping[str, str]) -> int:
     coordinator = _coordinator(plan, environ, min(GONE, plan.server.timeout))
     with listener, closing([coordinator]):
         while coordinator.call(watch).name != "end":
-            pass
+            pass  # the run answers when it ends, or after a second
     return DONE
 
 
@@ -198,7 +202,7 @@ def find_task(server: Server, cluster: Cluster) -> tuple[str, int]:
     return "worker", cluster.index - 1 - shards
 
 
-def take_part(
+def serve_as_task(
     config: RunConfig, environ: Mapping[str, str], log: Callable[[str], None]
 ) -> int | None:
     """Work as a server or a worker, where a launcher has started this process as one.
@@ -234,8 +238,8 @@ def take_part(
         return join(directory, wait=wait, leaving=leave_on_signals(), log=log)
     # The run needs a server for its last checkpoint, and ends it.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    hold = lambda environ: serve_until_end(Plan(set_up(read_config(directory))), number, environ)
-    return _follow_run(directory, hold, wait, threading.Event(), log)
+    serve_once = lambda run: serve_until_end(Plan(set_up(read_config(directory))), number, run)
+    return _follow_run(directory, serve_once, wait, threading.Event(), log)
 
 
 def join(
@@ -256,17 +260,17 @@ def join(
     """
     plan = functools.cache(lambda: Plan(set_up(read_config(directory))))
 
-    def take_part(environ: Mapping[str, str]) -> int:
+    def join_once(environ: Mapping[str, str]) -> int:
         log(f"joining {directory} at {environ[ADDRESS]}")
         facts = code_facts(plan().program.resolved.config)
         return work(plan(), None, environ, leaving=leaving, facts=facts)
 
-    return _follow_run(directory, take_part, wait, leaving, log)
+    return _follow_run(directory, join_once, wait, leaving, log)
 
 
 def _follow_run(
     directory: Path,
-    take_part: Callable[[Mapping[str, str]], int],
+    attempt: Callable[[Mapping[str, str]], int],
     wait: float,
     leaving: threading.Event,
     log: Callable[[str], None],
@@ -286,7 +290,7 @@ def _follow_run(
             leaving.wait(POLL)
             continue
         try:
-            return take_part(environ)
+            return attempt(environ)
         except (PeerError, ConfigError) as error:
             announced = read_announcement(directory)
             if isinstance(error, ConfigError) and announced == environ:

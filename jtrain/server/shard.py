@@ -90,7 +90,7 @@ class Shard:
         return [np.asarray(leaf) for leaf in jax.tree.leaves(self.params)]
 
     def pull_change(self, known: str) -> Published:
-        """Return what a worker lacks that has what the stamp `known` says."""
+        """Return what a worker with the version `known` lacks."""
         assert self._publisher is not None, "this shard publishes no changes"
         return self._publisher.answer(known, self._published())
 
@@ -288,7 +288,9 @@ class ShardService:
         match request.name:
             case "pull" if self._plan.publishes:
                 found = shard.pull_change(fields["known"])
-                return Message("change", {"stamp": found.stamp, "kind": found.kind}, found.arrays)
+                return Message(
+                    "change", {"version": found.version, "kind": found.kind}, found.arrays
+                )
             case "pull":
                 leaves = shard.pull(fields["worker"], keep=fields["keep"])
                 return Message("params", {}, self._plan.pull_codec.encode(leaves))

@@ -18,7 +18,7 @@ from jtrain.distributed.port import free_port
 from jtrain.errors import ConfigError
 from jtrain.parallel import Server
 from jtrain.parallel.strategies.server_modes import Async
-from jtrain.server.process import find_task, take_part
+from jtrain.server.process import find_task, serve_as_task
 
 PS = {"chief": ["a:1"], "ps": ["b:1", "c:1"], "worker": ["d:1", "e:1"]}
 
@@ -49,12 +49,12 @@ def test_another_number_of_servers_or_too_few_workers_are_refused():
 def test_the_engine_has_to_fit_the_launcher(study):
     own = config_of(study, ["parallel={kind: server}"])
     with pytest.raises(ConfigError, match=r"TF_CONFIG started 5 .*Set parallel\.engine=cluster"):
-        take_part(own, tf_config("worker", 0), print)
-    assert take_part(own, {}, print) is None
+        serve_as_task(own, tf_config("worker", 0), print)
+    assert serve_as_task(own, {}, print) is None
     theirs = config_of(study, ["parallel={kind: server, engine: cluster, shards: 2}"])
     with pytest.raises(ConfigError, match=r"Start 5 of them, or set parallel\.engine=local"):
-        take_part(theirs, {}, print)
-    assert take_part(theirs, tf_config("chief", 0), print) is None
+        serve_as_task(theirs, {}, print)
+    assert serve_as_task(theirs, tf_config("chief", 0), print) is None
 
 
 class Tasks:
