@@ -14,6 +14,7 @@ from jtrain.data import ReadAhead
 from jtrain.data.batches.step_batches import StackedBatches
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.multihost import broadcast_from_first
+from jtrain.train.call_schedule import CallBatches
 from jtrain.train.check_batch.first_batch import (
     FirstBatch,
     check_batches,
@@ -23,7 +24,6 @@ from jtrain.train.check_batch.first_batch import (
 from jtrain.train.experiment import RunConfig
 from jtrain.train.program import Program
 from jtrain.train.resolve import Resolved, resolve
-from jtrain.train.supersteps import CallBatches
 
 
 def compile_step(

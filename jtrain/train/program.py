@@ -24,6 +24,7 @@ from jtrain.optim import WithEvalParams, evaluation_params
 from jtrain.parallel import Device
 from jtrain.parallel.custom_loop import gather
 from jtrain.parallel.offload import device_shardings, to_device, with_offload
+from jtrain.train.call_schedule import CallBatches, CallSchedule, choose_schedule
 from jtrain.train.check_batch.first_batch import FirstRows
 from jtrain.train.eight_bits import check_hardware
 from jtrain.train.evaluation import SetEvaluations
@@ -36,7 +37,6 @@ from jtrain.train.initial_state import (
     trace_weights,
 )
 from jtrain.train.resolve import Resolved, resolve
-from jtrain.train.supersteps import CallBatches, CallSchedule, choose_schedule
 
 LIVE = "live_steps"  # bool k b: whether a call takes the step at an index
 
@@ -95,7 +95,7 @@ class Program:
             lambda: self._loss_jaxpr,
             lambda: self.first.own,
             evaluates=bool(x.sets),
-            unknown=x.lengths.unknown,
+            untimed=x.lengths.unknown,
         )
 
     def batches(

@@ -17,13 +17,13 @@ from jtrain.data.batches.step_batches import Window, find_batch, merge_windows
 from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import CheckpointError, ConfigError
 from jtrain.io.log import LOG
+from jtrain.train.call_schedule import CallBatches, CallSchedule
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.bad_step_log import BadStep, read_decisions
 from jtrain.train.hooks.bad_steps import BadSteps
 from jtrain.train.longer_run import LengthChange, find_length_changes
 from jtrain.train.program import Program
 from jtrain.train.run_dir import RunDir
-from jtrain.train.supersteps import CallBatches, CallSchedule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from jtrain.errors import ConfigError
 from jtrain.errors.user_code import api_boundary
 from jtrain.io.hub import pin_commits, resolved_commits
 from jtrain.io.log import LOG, RunLog
+from jtrain.train.call_schedule import find_call_ends
 from jtrain.train.code_digest import digest_code
 from jtrain.train.compile_step import resolve_with_step_time
 from jtrain.train.experiment import RunConfig
@@ -45,7 +46,6 @@ from jtrain.train.run_store import (
     open_checkpoints,
 )
 from jtrain.train.runtime import enable_compilation_cache, pause_collection, reuse_memory
-from jtrain.train.supersteps import find_hook_ends
 from jtrain.train.trackers import check_installed
 from jtrain.train.trainer import train_to_end
 
@@ -157,7 +157,7 @@ def start_run(
         seconds = store.run_dir.pace if store.run_dir else 0.0  # of a step, by an earlier start
         program = Program(resolve_with_step_time(config, seconds))
         # A call of several steps ends where a hook takes the state.
-        ends = find_hook_ends(own, program.resolved.config.steps)
+        ends = find_call_ends(own, program.resolved.config.steps)
         started = store.start(program, program.schedule.ending_for(ends))
     return program, started, own
 

@@ -24,6 +24,7 @@ from jtrain.io.hub import resolved_commits
 from jtrain.io.log import LOG
 from jtrain.io.object_store import ObjectStore
 from jtrain.io.regular_files import parse_json
+from jtrain.train.call_schedule import CallSchedule
 from jtrain.train.compile_step import compile_step
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.evaluation import EvaluateEvery
@@ -33,7 +34,6 @@ from jtrain.train.program import Program
 from jtrain.train.resolve import Resolved
 from jtrain.train.rollback import ResumePoint, find_resume_point
 from jtrain.train.run_dir import RunDir, get_environment
-from jtrain.train.supersteps import CallSchedule
 
 
 class StartedRun(NamedTuple):

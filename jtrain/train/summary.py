@@ -18,10 +18,10 @@ from jtrain.io.formatting import format_bytes, format_seconds
 from jtrain.models.pretrained.source import describe_source
 from jtrain.parallel.devices import parse_devices
 from jtrain.parallel.offload import device_shardings
+from jtrain.train.call_schedule import CallSchedule
 from jtrain.train.flops import count_flops, count_model_flops
 from jtrain.train.program import Program
 from jtrain.train.resolve import Resolved
-from jtrain.train.supersteps import CallSchedule
 
 
 class LeafSize(NamedTuple):

@@ -13,17 +13,17 @@ import jtrain as jt
 from chaos import numbers
 from jtrain.core.loop import train_loop
 from jtrain.data.batches.workers import Workers
-from jtrain.train.hooks.function_hooks import on_numbers, on_state
-from jtrain.train.program import set_up
-from jtrain.train.supersteps import (
-    LEAST,
-    MOST,
+from jtrain.train.call_schedule import (
+    MAX_STEPS,
+    MIN_PROGRAM_STEPS,
+    CallEnds,
     CallSchedule,
-    HookEnds,
     auto_schedule,
-    find_hook_ends,
+    find_call_ends,
     fixed_schedule,
 )
+from jtrain.train.hooks.function_hooks import on_numbers, on_state
+from jtrain.train.program import set_up
 
 CONFIG = "configs/quick.yaml"
 
@@ -58,7 +58,8 @@ def test_calls_take_every_step_once_and_end_at_each_cadence(ends):
 
 @pytest.mark.usefixtures("study_home")
 @pytest.mark.parametrize(
-    ("seconds", "batch_bytes", "most"), [(1e-6, 100, MOST), (0.9e-3, 100, 22), (1e-6, 1 << 24, 1)]
+    ("seconds", "batch_bytes", "most"),
+    [(1e-6, 100, MAX_STEPS), (0.9e-3, 100, 22), (1e-6, 1 << 24, 1)],
 )
 def test_the_steps_of_a_call_follow_from_the_size_of_a_step(seconds, batch_bytes, most):
     config = config_of(CONFIG, ["steps=1000", "evaluate.every=0", "checkpoint.every=0"])
@@ -100,7 +101,7 @@ def test_a_hook_changes_no_bit():
     """Train with batch norm and rounding, where a program for one step has other bits."""
     program, states = set_up(numbers.config("run")), []
     for hooks in ([], [on_state(lambda step, state: None)]):
-        schedule = program.schedule.ending_for(find_hook_ends(hooks, 120))
+        schedule = program.schedule.ending_for(find_call_ends(hooks, 120))
         place = lambda batch, schedule=schedule: program.place(batch, schedule)
         with program.batches(schedule).read_ahead(Workers(), 0, place) as feed:
             how = {"start": 0, "stop": 12, "hooks": hooks}
@@ -121,8 +122,8 @@ def test_a_run_that_was_cut_within_a_call_resumes_to_the_same_bits(unbroken):
     assert kept(trained(CONFIG, *CADENCES)) == unbroken(*CADENCES)
 
 
-def ends_for(*hooks: jt.Hook) -> HookEnds:
-    return find_hook_ends(hooks, 120)
+def ends_for(*hooks: jt.Hook) -> CallEnds:
+    return find_call_ends(hooks, 120)
 
 
 def test_calls_are_as_long_as_the_cadence_of_a_hook():
@@ -135,7 +136,9 @@ def test_calls_are_as_long_as_the_cadence_of_a_hook():
     lasts = {last for _, last in tiles(ending)}
     assert lasts >= {*range(7, 120, 7), 50, 100, 60, 120}
     one = schedule.ending_for(ends_for(on_state(lambda step, state: None)))
-    assert (one.longest, one.steps(3)) == (LEAST, 1), "a program for one step has other bits"
+    assert (one.longest, one.steps(3)) == (MIN_PROGRAM_STEPS, 1), (
+        "a program for one step has other bits"
+    )
     assert schedule.ending_for(ends_for(on_numbers(lambda step, numbers: None))) == schedule
     fixed = fixed_schedule(5, 20)
     assert fixed.ending_for(ends_for(on_state(lambda step, state: None))) == fixed

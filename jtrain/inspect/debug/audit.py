@@ -118,17 +118,7 @@ def _audit_step(
     config: RunConfig, path: Path, step: int, tolerance: float, log: Callable[[str], None]
 ) -> AuditedStep:
     found = replay(config, path, step, log=log, tolerance=tolerance)
-    distance, fault = found.farthest[0], ""
-    if found.other is not None:
-        at, new, old = found.other.step, found.other.replayed, found.other.recorded
-        if found.other.batch:
-            fault = f"the rows of step {at}: digest {old.batch} in the run, {new.batch} now"
-        else:
-            apart, name = new.distance(old)
-            then, now = getattr(old, name), getattr(new, name)
-            fault = f"{name} of step {at}: {then!r} in the run, {now!r} now ({apart:.1e} relative)"
-    elif found.checkpoint and not distance and not found.unlike:  # elsewhere the bits may differ
-        fault = f"{found.checkpoint[0]} of checkpoint {step}"
+    distance, fault = found.farthest[0], found.describe_difference()
     return AuditedStep(step, found.start, not (fault or distance), distance, fault)
 
 

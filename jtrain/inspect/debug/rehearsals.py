@@ -27,13 +27,13 @@ from jtrain.errors import CheckpointError, ConfigError
 from jtrain.inspect.debug.replay import take_calls
 from jtrain.io.disk_errors import disk_advice
 from jtrain.io.formatting import format_bytes, format_number
+from jtrain.train.call_schedule import CallBatches
 from jtrain.train.check_batch.first_batch import check_batches, trace_set_batches, trace_train_batch
 from jtrain.train.compile_step import resolve_with_step_time
 from jtrain.train.experiment import RunConfig
 from jtrain.train.program import Program
 from jtrain.train.resolve import Resolved, resolve
 from jtrain.train.runtime import enable_compilation_cache
-from jtrain.train.supersteps import CallBatches
 
 CALLS = 4  # calls of the step: half before the state is saved, half after
 BATCHES = 2  # batches of each evaluation set

@@ -19,6 +19,7 @@ from jtrain.data.batches.fingerprint import digest_batch
 from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import ConfigError, DamagedError
 from jtrain.inspect.debug.compare import diff_environments
+from jtrain.train.call_schedule import CallBatches, split_steps
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.step_record import NUMBERS, StepRecord, read_step_records
 from jtrain.train.longer_run import (
@@ -34,7 +35,6 @@ from jtrain.train.resume import load_stored
 from jtrain.train.rollback import apply_decisions
 from jtrain.train.run_dir import RunDir, get_environment
 from jtrain.train.run_store import count_readers
-from jtrain.train.supersteps import CallBatches, split_steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +78,19 @@ class ReplayResult:
     """The first step that differs."""
     checkpoint: Sequence[str] | None
     """Leaves that differ from the run's checkpoint of this step; None: no such checkpoint."""
+
+    def describe_difference(self) -> str:
+        """Return what differs from the run; "" if nothing does, or only by another rounding."""
+        if self.other is None:
+            if not self.checkpoint or self.farthest[0] or self.unlike:  # elsewhere bits may differ
+                return ""
+            return f"{self.checkpoint[0]} of checkpoint {self.step}"
+        step, now, then = self.other.step, self.other.replayed, self.other.recorded
+        if self.other.batch:
+            return f"the rows of step {step}: digest {then.batch} in the run, {now.batch} now"
+        distance, name = now.distance(then)
+        values = f"{getattr(then, name)!r} in the run, {getattr(now, name)!r} now"
+        return f"{name} of step {step}: {values} ({distance:.1e} relative)"
 
 
 def replay(

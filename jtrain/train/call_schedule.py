@@ -28,16 +28,18 @@ from jtrain.train.experiment import RunConfig
 from jtrain.train.flops import product_flops
 
 CALLS_IN_FLIGHT = 2  # of several steps: long enough that no device waits for the host
-MOST = 50  # steps of a call: by then the cost of a call is 2 % of that of 50
-LEAST = 2  # steps that a program of several takes: for one, XLA:CPU gives other bits (decisions.md)
-CALL, LONG = 20e-3, 1e-3  # seconds of a call, at most; of a step that is a call by itself
-STACK = 16e6  # bytes of the batches of a call, at most
+MAX_STEPS = 50  # of a call: a step then has 1/50 of the overhead of a call
+MIN_PROGRAM_STEPS = 2  # of a program for several: for one XLA:CPU gives other bits (decisions.md)
+MAX_CALL_SECONDS = 20e-3
+LONG_STEP_SECONDS = 1e-3  # of a step that is a call by itself
+MAX_STACK_BYTES = 16e6  # of the batches of a call
+GRADIENT_COST = 3  # of the loss: the backward pass costs twice as much as the forward pass
 # FLOPs and bytes a second of a small step, far below the peak: only the size has to be right.
 RATES = {"cpu": (2e10, 1e10), "gpu": (2e13, 1e12), "tpu": (2e13, 5e11)}
 
 
 @dataclasses.dataclass(frozen=True)
-class HookEnds:
+class CallEnds:
     """Steps after which hooks take the state."""
 
     cadences: Set[int] = frozenset()
@@ -45,7 +47,7 @@ class HookEnds:
     points: Set[int] = frozenset()
 
 
-def find_hook_ends(hooks: Sequence[Hook], stop: int) -> HookEnds:
+def find_call_ends(hooks: Sequence[Hook], stop: int) -> CallEnds:
     """Return where hooks of any process take the state; all processes call this.
 
     A hook that one process alone has ends the calls of all: they run one program.
@@ -54,7 +56,7 @@ def find_hook_ends(hooks: Sequence[Hook], stop: int) -> HookEnds:
     points = [point for hook in takes_state for point in _points(hook, stop)]
     takes_state = [hook for hook in takes_state if not overrides(hook, "next_state")]
     found = all_gather([[hook.every for hook in takes_state], points])
-    return HookEnds(*(frozenset().union(*each) for each in zip(*found, strict=True)))
+    return CallEnds(*(frozenset().union(*each) for each in zip(*found, strict=True)))
 
 
 def _points(hook: Hook, stop: int) -> Iterator[int]:
@@ -118,20 +120,23 @@ class CallSchedule:
         points = tuple(sorted({*self.points, *steps}))
         return dataclasses.replace(self, points=points) if self.varies else self
 
-    def ending_for(self, hooks: HookEnds) -> "CallSchedule":
+    def ending_for(self, hooks: CallEnds) -> "CallSchedule":
         """Return the schedule whose calls end where hooks take the state, too.
 
         The program is compiled for no more steps than a call then has, whose batches it is given.
         """
-        if not self.varies or hooks == HookEnds():
+        if not self.varies or hooks == CallEnds():
             return self
         longest, why = min([self.longest, *self.ends]), self.why  # of the steps of all calls
         least = min([longest, *hooks.cadences])
         if least < longest:
-            why = f"steps_per_call: auto is {least} here, as a hook takes the state at every "
-            why += f"{f'{least} steps' if least > 1 else 'step'}. With every={longest} for this "
-            why += f"hook, on_state(function, every={longest}), it would be {longest}: faster"
-        longest = max(LEAST, least)
+            every = f"{least} steps" if least > 1 else "step"
+            why = (
+                f"steps_per_call: auto is {least} here, as a hook takes the state at every {every}."
+                f" With every={longest} for this hook, on_state(function, every={longest}), it "
+                f"would be {longest}: faster"
+            )
+        longest = max(MIN_PROGRAM_STEPS, least)
         ends = tuple(
             sorted({x for x in {self.longest, *self.ends, *hooks.cadences} if x % longest})
         )
@@ -148,11 +153,11 @@ def choose_schedule(
     config: RunConfig,
     strategy: Strategy,
     abstract_state: TrainState,
-    loss: Callable[[], Any],
-    batch: Callable[[], Mapping[str, Any]],
+    trace_loss: Callable[[], Any],
+    read_batch: Callable[[], Mapping[str, Any]],
     *,
     evaluates: bool,
-    unknown: Set[str] = frozenset(),
+    untimed: Set[str] = frozenset(),
 ) -> CallSchedule:
     """Return the schedule of a run; with `auto` the loss is traced, unless the state is large.
 
@@ -161,9 +166,9 @@ def choose_schedule(
     run convolutions in a loop, which it does slowly.
 
     Args:
-        loss: gives the jaxpr of the loss.
-        batch: gives the arrays of a batch in this process.
-        unknown: keys of cadences in time, before a step is timed: they end no call.
+        trace_loss: returns the jaxpr of the loss.
+        read_batch: returns the arrays of a batch in this process.
+        untimed: keys of cadences in time, before a step is timed: they end no call.
     """
     leaves = jax.tree.leaves(abstract_state)
     devices = leaves[0].sharding.device_set
@@ -174,17 +179,17 @@ def choose_schedule(
         if config.steps_per_call != "auto":
             return fixed_schedule(config.steps_per_call, config.steps)
         single = fixed_schedule(1, config.steps)
-        if seconds >= LONG or any(map(is_on_host, leaves)):
+        if seconds >= LONG_STEP_SECONDS or any(map(is_on_host, leaves)):
             return single
         if config.workers.count or strategy.loop != Strategy.loop:
             return single
-        traced = loss()
+        traced = trace_loss()
         names = {x.primitive.name for x in equations_in(traced)}
         if "while" in names or (platform == "cpu" and "conv_general_dilated" in names):
             return single
         each = seconds + loss_seconds(traced, platform, len(devices))
-        size = sum(x.nbytes for x in batch().values())
-        return auto_schedule(config, each, size, evaluates=evaluates, unknown=unknown)
+        size = sum(x.nbytes for x in read_batch().values())
+        return auto_schedule(config, each, size, evaluates=evaluates, untimed=untimed)
 
     return dataclasses.replace(choose(), update_seconds=seconds)
 
@@ -195,24 +200,26 @@ def auto_schedule(
     batch_bytes: int,
     *,
     evaluates: bool = True,
-    unknown: Set[str] = frozenset(),
+    untimed: Set[str] = frozenset(),
 ) -> CallSchedule:
     """Return the schedule of `steps_per_call: auto`.
 
     Args:
         seconds: of a step, estimated by its FLOPs and bytes.
         batch_bytes: of the arrays of a batch in this process.
-        evaluates, unknown: as `choose_schedule` takes them.
+        evaluates, untimed: as `choose_schedule` takes them.
     """
-    fit = min(MOST, int(CALL / seconds), int(STACK / max(batch_bytes, 1)))
-    if seconds >= LONG or fit < 2:
+    limits = MAX_STEPS, MAX_CALL_SECONDS / seconds, MAX_STACK_BYTES / max(batch_bytes, 1)
+    fit = int(min(limits))
+    if seconds >= LONG_STEP_SECONDS or fit < 2:
         return fixed_schedule(1, config.steps)
-    unneeded = {*unknown, *(() if evaluates else ["evaluate.every"])} - {"steps"}
+    unneeded = {*untimed, *(() if evaluates else ["evaluate.every"])} - {"steps"}
     every = {key: x for key, x in config.cadences().items() if key not in unneeded}
     cadences = {key: x for key, x in every.items() if isinstance(x, int) and x}
     (key, least), *others = sorted(cadences.items(), key=lambda pair: pair[1])
-    longest, more = min(fit, least), min([fit, *(x for _, x in others)])
-    program = max(LEAST, longest)
+    longest = min(fit, least)
+    more = min([fit, *(x for _, x in others)])  # if the shortest cadence were longer
+    program = max(MIN_PROGRAM_STEPS, longest)
     why = f"a step takes about {1e3 * seconds:.1g} ms, by its FLOPs and bytes"
     if least < fit and key != "steps":
         why = f"{key} is {least}"
@@ -237,13 +244,14 @@ def loss_seconds(loss: Any, platform: str, devices: int) -> float:
     flops = moved = 0.0
     for eqn, times, _ in executions(loss):
         flops += times * (product_flops(eqn, lower_bound=True) or 0.0)
-        moved += times * 3 * sum(x.aval.size * x.aval.dtype.itemsize for x in eqn.outvars)
+        moved += times * sum(x.aval.size * x.aval.dtype.itemsize for x in eqn.outvars)
     flops_rate, bytes_rate = RATES.get(platform, RATES["gpu"])
-    return max(3 * flops / devices / flops_rate, moved / devices / bytes_rate)
+    return GRADIENT_COST * max(flops / flops_rate, moved / bytes_rate) / devices
 
 
 def update_seconds(state: TrainState, platform: str, devices: int) -> float:
     """Return the rough time in which a step reads and writes its state, without its loss."""
+    # It is read and written, and gradients and updates are about as much again.
     moved = 3 * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
     return moved / devices / RATES.get(platform, RATES["gpu"])[1]
 
