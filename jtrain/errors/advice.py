@@ -35,7 +35,7 @@ class ErrorAdvice(NamedTuple):
     """Description of an error in one sentence without its full stop, and one thing to type."""
 
     happened: str
-    type: str
+    advice: str
 
 
 def numpy_call(failure: UserCodeFailure) -> ErrorAdvice:

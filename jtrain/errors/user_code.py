@@ -1,4 +1,4 @@
-"""Calls of a user, and of his functions: errors show his own frames and what to type."""
+"""Calls by users, and of their functions: errors show their own frames and what to type."""
 
 import contextlib
 import functools
@@ -28,9 +28,6 @@ from jtrain.errors.advice import UserCodeFailure, advise, describe_arrays
 from jtrain.errors.plain_numbers import plain_numbers
 from jtrain.errors.spelling import SYNONYMS, nearest_name
 
-# Raised by the machine and not by the user's code: another try may succeed.
-OUTSIDE = (MemoryError, KeyboardInterrupt, ConnectionError, TimeoutError)
-
 
 @contextlib.contextmanager
 def user_code(what: str, batch: Mapping[str, Any] | None = None) -> Iterator[None]:
@@ -51,8 +48,6 @@ def user_code(what: str, batch: Mapping[str, Any] | None = None) -> Iterator[Non
     except UserError as error:
         _add_place(error)
         raise
-    except OUTSIDE:
-        raise
     except Exception as error:
         message = describe_call(error, what, batch)
         if message is None:
@@ -65,13 +60,13 @@ def user_code(what: str, batch: Mapping[str, Any] | None = None) -> Iterator[Non
 def describe_call(
     error: Exception, what: str, batch: Mapping[str, Any] | None = None
 ) -> str | None:
-    """Return the CodeError for an error in a user's code; None if the user cannot fix it."""
+    """Return the message for an error in a user's code; None if the user cannot fix it."""
     links = list(user_frames(error.__traceback__))
     if not links or _comes_from_outside(error):
         return None
     found = advise(UserCodeFailure(error, what, links[-1], batch or {}))
     frames = frame_lines(error.__traceback__)
-    return f"{found.happened}:\n{frames}\n{format_error(error)}\n{found.type}"
+    return f"{found.happened}:\n{frames}\n{format_error(error)}\n{found.advice}"
 
 
 def _add_place(error: UserError) -> None:
@@ -81,10 +76,12 @@ def _add_place(error: UserError) -> None:
 
 
 def _comes_from_outside(error: Exception) -> bool:
-    """Return whether the machine caused an error: a disk, a network, a device without memory."""
+    """Return whether the machine caused an error: a disk, a network, too little memory."""
     paths = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
     if isinstance(error, OSError):
         return not isinstance(error, (FileExistsError, *paths))
+    if isinstance(error, MemoryError):
+        return True
     return type(error).__name__ in {"JaxRuntimeError", "XlaRuntimeError"}
 
 
