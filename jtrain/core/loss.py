@@ -17,7 +17,8 @@ from jtrain.core.types import Batch, Extra, Key, Leaf, LossFn, LossValue, Metric
 from jtrain.errors import LossError
 from jtrain.errors.user_code import user_code
 
-SCALAR = (
+RESERVED_METRICS = {"loss", "grad_norm", "update_norm", "skipped", "loss_scale", "rows"}
+SCALAR_HIDES_ROWS = (
     "the loss returned a plain scalar; that means the mean over all rows of a batch, and this "
     "data has rows that a mask hides. Return a Mean instead: "
     '`jt.Mean.of(values_by_row, batch["mask"])`.'
@@ -49,7 +50,7 @@ class LossOutput(NamedTuple):
 
 
 def sum_output(output: LossOutput, psum: Callable[[Any], Any]) -> LossOutput:
-    """Return the output of all rows: coefficients are not sums over rows."""
+    """Return the output of all rows: coefficients are kept as they are."""
     terms = output.terms
     means, metrics, extra = psum(at_least_f32((terms.means, output.metrics, output.extra)))
     return LossOutput(Terms(means, terms.coefficients), metrics, extra)
@@ -143,7 +144,7 @@ def _kind(x: Any) -> str:
 
 def _terms(value: Any, batch: Batch, ragged: bool) -> Terms:
     if isinstance(value, Mean):
-        value = 1.0 * value
+        value = Terms.of(value)
     if not isinstance(value, Terms):
         if not isinstance(value, jax.Array) or not jnp.issubdtype(value.dtype, jnp.floating):
             raise LossError(
@@ -157,11 +158,11 @@ def _terms(value: Any, batch: Batch, ragged: bool) -> Terms:
                 f'row: `jt.Mean.of(values, batch["mask"])`.'
             )
         if ragged:
-            raise LossError(SCALAR)
+            raise LossError(SCALAR_HIDES_ROWS)
         rows, dtype = len(batch["mask"]), sum_dtype(value)
         # NaN where a row is masked: the step's finite flag then refuses what no rule can weigh.
         total = jnp.where(batch["mask"].all(), value.astype(dtype) * rows, jnp.nan)
-        value = 1.0 * Mean(total, dtype(rows))
+        value = Terms.of(Mean(total, dtype(rows)))
     for number, mean in enumerate(value.means):
         for part in (mean.total, value.coefficients[number]):
             _check_real(f"term {number} of the loss", part)
@@ -191,7 +192,7 @@ def _metrics(metrics: Any) -> Metrics:
                 f'added up exactly. Return `jt.Mean.of(values_by_row, batch["mask"])`.'
             )
         _check_real(f"the metric {name!r}", metric.total)
-        if name in {"loss", "grad_norm", "update_norm", "skipped", "loss_scale", "rows"}:
+        if name in RESERVED_METRICS:
             by = "an evaluation" if name == "rows" else "the step"
             raise LossError(f"the metric {name!r} has the name of one that {by} adds; rename it.")
     return metrics

@@ -124,11 +124,16 @@ class Terms:
     means: tuple[Mean, ...]
     coefficients: tuple[Any, ...]
 
+    @classmethod
+    def of(cls, value: "Mean | Terms") -> "Terms":
+        """Return a Mean as one term of coefficient 1, and Terms as they are."""
+        return value if isinstance(value, Terms) else cls((value,), (1.0,))
+
     def __rmul__(self, coefficient: Any) -> "Terms":
         return Terms(self.means, tuple(coefficient * c for c in self.coefficients))
 
     def __add__(self, other: "Mean | Terms") -> "Terms":
-        other = other if isinstance(other, Terms) else 1.0 * other
+        other = Terms.of(other)
         return Terms(self.means + other.means, self.coefficients + other.coefficients)
 
     def value(self) -> float:

@@ -9,6 +9,7 @@ import optax
 from jtrain.core.extra_arguments import check_optimizer
 from jtrain.core.precision.loss_scale import LossScale, Unscaled
 from jtrain.core.types import Extra, Key, Leaf, Params
+from jtrain.errors import ConfigError
 
 
 @jax.tree_util.register_dataclass
@@ -22,7 +23,7 @@ class TrainState:
     params: Params
     extra: Extra
     opt_state: optax.OptState
-    seed: Leaf  # uint32: the data of the run's key, constant in a run
+    seed: Leaf  # uint32: key data of the run's key, of JAX's default PRNG; constant in a run
 
     def step_key(self) -> Key:
         """Return the random key of this step, the same in every microbatch and shard."""
@@ -40,8 +41,17 @@ def new_state(
     """Return the state before the first step.
 
     Call it under `jit` with `out_shardings`, so that no array is ever unsharded.
+
+    Raises:
+        ConfigError: if the key is not of JAX's default PRNG.
     """
     check_optimizer(optimizer)
+    default, found = jax.random.key_impl(jax.random.key(0)), jax.random.key_impl(rng)
+    if found != default:
+        raise ConfigError(
+            f"the key is one of {found}, and keys of a step are of JAX's default, {default}. Write "
+            f"jax.random.key(0), or set the default: JAX_DEFAULT_PRNG_IMPL={found}"
+        )
     return TrainState(
         step=jnp.int32(0),
         skipped=jnp.int32(0),

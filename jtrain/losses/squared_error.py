@@ -26,10 +26,10 @@ def squared_error(
     check_same_shape(outputs, targets, mask)
     rows = jnp.expand_dims(mask, range(1, outputs.ndim))
     error = jnp.where(rows, at_least_f32(outputs) - at_least_f32(targets), 0)
-    numbers = jnp.broadcast_to(rows, error.shape)
-    each = spread_weights(weights, error.shape)
-    value = Mean.of(jnp.square(error), numbers, each)
-    return value, {"absolute_error": Mean.of(abs(error), numbers, each)}
+    counted = jnp.broadcast_to(rows, error.shape)
+    row_weights = spread_weights(weights, error.shape)
+    value = Mean.of(jnp.square(error), counted, row_weights)
+    return value, {"absolute_error": Mean.of(abs(error), counted, row_weights)}
 
 
 def huber(
@@ -58,6 +58,6 @@ def huber(
     rows = jnp.expand_dims(mask, range(1, outputs.ndim))
     size = abs(jnp.where(rows, at_least_f32(outputs) - at_least_f32(targets), 0))
     near = jnp.minimum(size, delta)
-    numbers = jnp.broadcast_to(rows, size.shape)
-    value = Mean.of(near * (size - near / 2), numbers)
-    return value, {"absolute_error": Mean.of(size, numbers)}
+    counted = jnp.broadcast_to(rows, size.shape)
+    value = Mean.of(near * (size - near / 2), counted)
+    return value, {"absolute_error": Mean.of(size, counted)}

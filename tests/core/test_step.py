@@ -27,6 +27,7 @@ from jtrain.core.pytree import named_leaves
 from jtrain.core.state import new_state
 from jtrain.core.step import make_step, scan_steps
 from jtrain.data import Arrays, Shuffled
+from jtrain.errors import ConfigError
 from jtrain.parallel import FSDP, Mirrored, Single
 from jtrain.train.program import set_up
 
@@ -92,6 +93,11 @@ def test_a_gradient_that_is_not_finite_changes_no_bit():
     assert np.isnan(metrics["loss"].value())
     assert metrics["skipped"].value() == 1
     assert metrics["update_norm"].value() == 0
+
+
+def test_a_key_of_another_generator_is_refused():
+    with pytest.raises(ConfigError, match=r"Write jax\.random\.key\(0\)"):
+        new_state((), SGD, jax.random.key(0, impl="rbg"))
 
 
 @pytest.mark.thorough
