@@ -19,10 +19,10 @@ from jtrain.io.formatting import align_columns, format_bytes
 from jtrain.io.object_store import ObjectStore, is_address
 from jtrain.train.run_dir import RunDir
 
-Found: TypeAlias = tuple[Any, str, int]  # for --json, for a person, the exit code
+ActionResult: TypeAlias = tuple[Any, str, int]  # for --json, for a person, the exit code
 
 
-def run_action(action: str, args: argparse.Namespace) -> Found:
+def run_action(action: str, args: argparse.Namespace) -> ActionResult:
     """Run an action on a run of this machine, or on the copies at an address."""
     if action == "fetch" and not is_address(args.run):
         raise UserError(
@@ -43,7 +43,7 @@ def run_action(action: str, args: argparse.Namespace) -> Found:
         return local[action](args)
 
 
-def _ls(args: argparse.Namespace) -> Found:
+def _ls(args: argparse.Namespace) -> ActionResult:
     directory, _ = inspect.find_checkpoint(args.run)
     rows = inspect.list_checkpoints(directory, _owner(directory))
     aside = directory_entries.list_set_aside(directory)
@@ -72,7 +72,7 @@ def _ls(args: argparse.Namespace) -> Found:
     return found, _table(lines), 0
 
 
-def _verify(args: argparse.Namespace) -> Found:
+def _verify(args: argparse.Namespace) -> ActionResult:
     directory, named = inspect.find_checkpoint(args.run)
     asked = named if named is not None else parse_step(args.step, "ckpt") if args.step else None
     owner = _owner(directory)
@@ -81,28 +81,27 @@ def _verify(args: argparse.Namespace) -> Found:
     else:
         steps = [inspect.resolve_step(directory, asked, owner)]
     found = [inspect.verify(directory, step, owner) for step in steps]
-    lines = _format_verified(found)
-    damaged = any(one["faults"] for one in found)
-    if damaged:
-        lines.append(
-            "jtrain run resumes from the newest valid one, and sets damaged ones aside; to "
-            f"remove them: jtrain ckpt rm {directory} --damaged"
-        )
-    report = {"directory": str(directory), "steps": found}
-    return report, "\n".join(lines), FAULT * damaged
+    advice = (
+        "jtrain run resumes from the newest valid one, and sets damaged ones aside; to remove "
+        f"them: jtrain ckpt rm {directory} --damaged"
+    )
+    return _report_verified({"directory": str(directory), "steps": found}, advice)
 
 
-def _format_verified(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    lines = []
-    for one in found:
+def _report_verified(report: Mapping[str, Any], advice: str) -> ActionResult:
+    """Return the result of `verify`; `advice` is given if a step is damaged."""
+    lines, damaged = [], False
+    for one in report["steps"]:
         took = f"({format_bytes(one['bytes'])} in {one['seconds']:.2f} s)"
         lines.append(f"{one['step']}  {_fault_of(one) if one['faults'] else 'valid'}  {took}")
         lines += [f"  {fault}" for fault in one["faults"]]
-    return lines
+        damaged = damaged or bool(one["faults"])
+    lines += [advice] if damaged else []
+    return report, "\n".join(lines), FAULT if damaged else 0
 
 
-def _show(args: argparse.Namespace) -> Found:
-    found = inspect.describe_checkpoint(*_one(args))
+def _show(args: argparse.Namespace) -> ActionResult:
+    found = inspect.describe_checkpoint(*_requested_checkpoint(args))
     leaves = [("leaf", "is", "size", "fingerprint")]
     leaves += [
         (name, leaf["is"], format_bytes(leaf["bytes"]), leaf["fingerprint"])
@@ -117,8 +116,8 @@ def _show(args: argparse.Namespace) -> Found:
     return found, "\n".join([f"{found['path']}", *about, "", _table(leaves)]), 0
 
 
-def _diff(args: argparse.Namespace) -> Found:
-    one, other = (_one(args, run) for run in (args.run, args.other))
+def _diff(args: argparse.Namespace) -> ActionResult:
+    one, other = (_requested_checkpoint(args, run) for run in (args.run, args.other))
     rows = inspect.diff_checkpoints(one, other)
     lines = [("leaf", "first", "second", "largest difference")]
     for row in rows:
@@ -129,7 +128,7 @@ def _diff(args: argparse.Namespace) -> Found:
     return {"checkpoints": paths, "leaves": rows}, text, 0
 
 
-def _rm(args: argparse.Namespace) -> Found:
+def _rm(args: argparse.Namespace) -> ActionResult:
     directory, named = inspect.find_checkpoint(args.run)
     if args.damaged:
         removed, size = inspect.remove_damaged(directory)
@@ -140,16 +139,15 @@ def _rm(args: argparse.Namespace) -> Found:
             f"jtrain ckpt rm: no step of {directory} is named. Write --step N, or --damaged for "
             f"all damaged ones; jtrain ckpt ls {args.run} lists them"
         )
-    step, owner = named, _owner(directory)
-    if step is None:
-        asked = parse_step(args.step, "ckpt")
-        step = asked if isinstance(asked, int) else inspect.resolve_step(directory, asked, owner)
+    owner = _owner(directory)
+    asked = named if named is not None else parse_step(args.step, "ckpt")
+    step = asked if isinstance(asked, int) else inspect.resolve_step(directory, asked, owner)
     size = inspect.remove_checkpoints(directory, step, force=args.force, owner=owner)
     return {"step": step, "bytes": size}, f"{step} is removed: {format_bytes(size)} freed", 0
 
 
-def _export(args: argparse.Namespace) -> Found:
-    directory, step = _one(args)
+def _export(args: argparse.Namespace) -> ActionResult:
+    directory, step = _requested_checkpoint(args)
     out = Path(args.out or f"{directory.parent.name}-{step}.safetensors")
     if out.suffix != ".safetensors":
         raise UserError(
@@ -159,7 +157,7 @@ def _export(args: argparse.Namespace) -> Found:
     return *export_safetensors(directory, step, out, everything=args.all), 0
 
 
-def _one(args: argparse.Namespace, run: str = "") -> tuple[Path, int]:
+def _requested_checkpoint(args: argparse.Namespace, run: str = "") -> tuple[Path, int]:
     """Return the directory and the step of the requested checkpoint."""
     directory, named = inspect.find_checkpoint(run or args.run)
     if named is not None:
@@ -203,7 +201,7 @@ def fetch_arguments(args: argparse.Namespace) -> Iterator[None]:
         yield
 
 
-def _list_copies(args: argparse.Namespace) -> Found:
+def _list_copies(args: argparse.Namespace) -> ActionResult:
     objects, _ = _parse_address(args.run)
     rows = [
         {"step": step, "bytes": sum(sizes.values()), "sealed": seal.SEAL in sizes}
@@ -216,7 +214,7 @@ def _list_copies(args: argparse.Namespace) -> Found:
     return {"address": objects.address, "steps": rows}, _table(lines), 0
 
 
-def _verify_copies(args: argparse.Namespace) -> Found:
+def _verify_copies(args: argparse.Namespace) -> ActionResult:
     objects, asked = _parse_address(args.run)
     every = object_store_layout.object_sizes(objects)
     if not every:
@@ -230,14 +228,11 @@ def _verify_copies(args: argparse.Namespace) -> Found:
             count = sum(every.get(step, {}).values())
         seconds = time.perf_counter() - start
         found.append({"step": step, "bytes": count, "seconds": seconds, "faults": faults})
-    lines = _format_verified(found)
-    damaged = any(one["faults"] for one in found)
-    if damaged:
-        lines.append("a run that is fetched takes the newest valid one")
-    return {"address": objects.address, "steps": found}, "\n".join(lines), FAULT * damaged
+    advice = "a run that is fetched takes the newest valid one"
+    return _report_verified({"address": objects.address, "steps": found}, advice)
 
 
-def _fetch_run(args: argparse.Namespace) -> Found:
+def _fetch_run(args: argparse.Namespace) -> ActionResult:
     objects, asked = _parse_address(args.run)
     path = Path(args.out or RUNS / objects.address.rpartition("/")[2])
     checkpoints = path / object_store_layout.CHECKPOINTS

@@ -124,6 +124,10 @@ def test_rm_never_removes_the_last_valid_one_unless_forced(capfd):
     assert list(Path(RUN).iterdir()) == []
 
 
+def test_rm_takes_the_name_of_a_step(capfd):
+    assert found(capfd, "rm", "a", "--step", "newest")["step"] == 30
+
+
 def test_rm_is_refused_while_a_run_holds_the_lock(capfd):
     held = lock.WriteLock(Path(RUN))
     assert "writes there since" in output(capfd, "rm", "a", "--step", "10", code=2)
