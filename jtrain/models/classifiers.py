@@ -22,7 +22,16 @@ Stages = tuple[Size, Size, Size, Size, Size, Size, Size]
 
 
 @configclass
-class MLP:
+class Classifier:
+    """Base of the configs of classifiers."""
+
+    kind: str = ""
+    classes: int = Field(default=0, ge=0)
+    """Outputs a row; 0: the classes of the data."""
+
+
+@configclass
+class MLP(Classifier):
     """A multilayer perceptron: linear maps with ReLU between them."""
 
     kind: Literal["mlp"] = "mlp"
@@ -31,8 +40,6 @@ class MLP:
     """Numbers a row, such as an image's pixels; 0: those of the data."""
     widths: tuple[Size, ...] = (512, 512)
     """Width of each hidden layer; none: a linear classifier."""
-    classes: int = Field(default=0, ge=0)
-    """Outputs a row; 0: the classes of the data."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout rate of the hidden layers."""
 
@@ -53,12 +60,12 @@ class MLP:
         return build_network(self, placement)
 
 
-class ImageModel:
+@configclass
+class ImageModel(Classifier):
     """Base of the configs of classifiers of images."""
 
-    kind: Any
-    image: tuple[int, int, int]
-    classes: int
+    image: tuple[int, int, int] = (0, 0, 0)
+    """Height, width and channels of the images; 0: those of the data."""
 
     def build(self, placement: Placement = Unplaced()) -> Model:
         """Build the model: `apply(params, extra, image, mask=mask, rng=keys)`.
@@ -87,16 +94,12 @@ class CNN(ImageModel):
 
     kind: Literal["cnn"] = "cnn"
     network = "classifiers:CNNModule"
-    image: tuple[int, int, int] = (0, 0, 0)
-    """Height, width and channels of the images; 0: those of the data."""
     channels: tuple[Size, ...] = Field(default=(32, 64), min_length=1)
     """Outputs of each convolution."""
     kernel: int = Field(default=3, gt=0)
     """Height and width of the convolutions' kernels."""
     widths: tuple[Size, ...] = ()
     """Width of each hidden layer between the last pool and the logits."""
-    classes: int = Field(default=0, ge=0)
-    """Outputs a row; 0: the classes of the data."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout rate of the inputs of each linear map."""
 
@@ -122,12 +125,6 @@ class ImageClassifier(ImageModel, Published):
 
     preset: str = "none"
     """A published model whose values are the defaults; values given beside it win."""
-    pretrained: str = Field(default="", validation_alias="from")
-    """A folder as Hugging Face lays it out, or `org/name@revision` on its Hub: a new run takes its
-    weights, and its values where none are given beside it. In Python: pretrained=PATH. Empty:
-    none."""
-    image: tuple[int, int, int] = (0, 0, 0)
-    """Height, width and channels of the images; 0: those of the data."""
     pixels: Pixels = Pixels()
     """Size, channels and range of what the network gets of an image."""
 
@@ -144,24 +141,40 @@ class ImageClassifier(ImageModel, Published):
         self.pixels.shape(self.image)
         return self
 
-    def for_leaves(self, shape: Callable[[str], tuple[int, ...]]) -> "ImageClassifier":
-        """Return the config with the sizes of trained parameters, whose shapes `shape` returns.
+    def with_sizes_of(self, shape_of: Callable[[str], tuple[int, ...]]) -> "ImageClassifier":
+        """Fill in classes, and an image that the config lacks, from the leaves of a checkpoint.
 
-        Height and width, on which no parameter depends, are those of ImageNet if they are 0.
+        Height and width, on which no parameter depends, are then those of ImageNet.
 
         Args:
-            shape: by name; the shape of a kernel may also be (inputs, outputs).
+            shape_of: of a leaf by name; that of a kernel may also be (inputs, outputs).
         """
-        channels = math.prod(shape("stem/kernel")[:-1]) // self.stem_side**2
+        channels = math.prod(shape_of("stem/kernel")[:-1]) // self.stem_side**2
         image = self.image if 0 not in self.image else (224, 224, channels)
-        return dataclasses.replace(self, image=image, classes=shape("head/bias")[0])
+        return dataclasses.replace(self, image=image, classes=shape_of("head/bias")[0])
+
+
+@configclass
+class BatchNormClassifier(ImageClassifier):
+    """Base of the configs of convolutional networks with batch norm."""
+
+    statistics: Literal["batch", "running"] = "batch"
+    """Statistics of a batch norm in training: those of the batch, which couples its rows, or the
+    running ones, which then stay as they are."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout rate of the inputs of the linear map to the logits."""
+
+    @property
+    def rows_interact(self) -> RowsInteract:
+        """The coupling of rows, for the experiment's loss: batch norm couples the batch."""
+        return "batch" if self.statistics == "batch" else "never"
 
 
 _IMAGENET = {"image": (224, 224, 3), "classes": 1000}
 
 
 @configclass
-class ResNet(ImageClassifier):
+class ResNet(BatchNormClassifier):
     """A residual network; the first block of each stage after the first halves height and width.
 
     Source: He et al. 2016, https://arxiv.org/abs/1512.03385; in a bottleneck the 3x3 convolution
@@ -190,15 +203,8 @@ class ResNet(ImageClassifier):
     """The norm: `batch` couples the rows of a batch, `group` does not."""
     groups: int = Field(default=32, gt=0)
     """Groups of channels of a group norm; no meaning for batch norm."""
-    statistics: Literal["batch", "running"] = "batch"
-    """Statistics of a batch norm in training: those of the batch, which couples its rows, or the
-    running ones, which then stay as they are."""
     quiet: bool = False
     """Start each block as the identity, the last norm's scale at 0 (arXiv 1706.02677)."""
-    classes: int = Field(default=0, ge=0)
-    """Outputs a row; 0: the classes of the data."""
-    dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Dropout rate of the inputs of the linear map to the logits."""
 
     @model_validator(mode="after")
     def _check_groups(self) -> "ResNet":
@@ -218,12 +224,11 @@ class ResNet(ImageClassifier):
     @property
     def rows_interact(self) -> RowsInteract:
         """The coupling of rows, for the experiment's loss: batch norm couples the batch."""
-        coupled = self.norm == "batch" and self.statistics == "batch"
-        return "batch" if coupled else "never"
+        return super().rows_interact if self.norm == "batch" else "never"
 
 
 @configclass
-class EfficientNetLite(ImageClassifier):
+class EfficientNetLite(BatchNormClassifier):
     """An EfficientNet without squeeze-and-excitation and with ReLU6; the defaults are lite0.
 
     Sources: Tan and Le 2019, https://arxiv.org/abs/1905.11946; the lite variants are those of
@@ -262,18 +267,6 @@ class EfficientNetLite(ImageClassifier):
     """Blocks in each stage."""
     features: int = Field(default=1280, gt=0)
     """Channels of the last convolution, whose mean the head reads."""
-    statistics: Literal["batch", "running"] = "batch"
-    """Statistics of the norms in training: those of the batch, which couples its rows, or the
-    running ones, which then stay as they are."""
-    classes: int = Field(default=0, ge=0)
-    """Outputs a row; 0: the classes of the data."""
-    dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Dropout rate of the inputs of the linear map to the logits."""
-
-    @property
-    def rows_interact(self) -> RowsInteract:
-        """The coupling of rows, for the experiment's loss: batch norm couples the batch."""
-        return "batch" if self.statistics == "batch" else "never"
 
 
 @configclass
@@ -306,8 +299,6 @@ class ViT(EncoderBlocks, ImageClassifier):
     """Number added to the variance in a norm."""
     pool: Literal["class", "mean"] = "class"
     """Input of the head: a class token put before the patches, or the mean of the patches."""
-    classes: int = Field(default=0, ge=0)
-    """Outputs a row; 0: the classes of the data."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout rate after the embedding, each attention and each MLP."""
 
@@ -326,21 +317,20 @@ class ViT(EncoderBlocks, ImageClassifier):
             )
         return self
 
-    def for_leaves(self, shape: Callable[[str], tuple[int, ...]]) -> "ViT":
-        """Return the config with the sizes of trained parameters, whose shapes `shape` returns.
-
-        Images of which the config has no size are squares.
+    def with_sizes_of(self, shape_of: Callable[[str], tuple[int, ...]]) -> "ViT":
+        """Fill in classes, and a square image if the config lacks one, from a checkpoint's leaves.
 
         Raises:
-            ConfigError: if their positions are those of no square.
+            ConfigError: if the positions are those of no square.
         """
-        image, classes = self.image, shape("head/bias")[0]
+        image, classes = self.image, shape_of("head/bias")[0]
         if 0 in image:
-            patches = shape("positions")[0] - (self.pool == "class")
+            patches = shape_of("positions")[0] - (self.pool == "class")
             side = self.patch * math.isqrt(patches)
-            narrow, wide = sorted(shape("patches/kernel"))
+            narrow, wide = sorted(shape_of("patches/kernel"))  # LoRA's may be transposed
             inputs = narrow if wide == self.width else wide
             image = (side, side, inputs // self.patch**2)
+            # With `pixels` the patches are those of the resized image.
             if math.isqrt(patches) ** 2 != patches and not self.pixels.height:
                 raise ConfigError(
                     f"a vit of {patches} patches was trained on images that are not squares, and "

@@ -47,10 +47,6 @@ class Encoder(EncoderBlocks, Published):
 
     kind: Literal["encoder"] = "encoder"
     network = "encoder:TextEncoder"
-    pretrained: str = Field(default="", validation_alias="from")
-    """A folder as Hugging Face lays it out, or `org/name@revision` on its Hub: a new run takes its
-    weights, and its values where none are given beside it. In Python: pretrained=PATH. Empty:
-    none."""
     vocab: int = Field(default=30522, gt=0)
     """Number of different tokens."""
     context: int = Field(default=512, gt=0)

@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from pydantic_core import ArgsKwargs
 
 from jtrain.config.configclass import configclass
@@ -83,7 +83,11 @@ class Published:
     """
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    kind: Any
+    kind: str = ""
+    pretrained: str = Field(default="", validation_alias="from")
+    """A folder as Hugging Face lays it out, `org/name@revision` on its Hub, or a GGUF file of a
+    decoder: a new run takes its weights, and its values where none are given beside it. In Python:
+    pretrained=PATH. Empty: none."""
 
     @classmethod
     def read_values(cls, path: str) -> Mapping[str, Any]:

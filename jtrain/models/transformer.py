@@ -46,10 +46,6 @@ class Transformer(Published):
     network = "decoder:Decoder"
     preset: LanguagePreset = "none"
     """A published model whose values are the defaults; values given beside it win."""
-    pretrained: str = Field(default="", validation_alias="from")
-    """A folder as Hugging Face lays it out, `org/name@revision` on its Hub, or a GGUF file: a new
-    run takes its weights, and its values where none are given beside it. In Python:
-    pretrained=PATH. Empty: none."""
     vocab: int = Field(default=0, ge=0)
     """Number of different tokens; 0: those of the data."""
     context: int = Field(default=64, gt=0)

@@ -113,8 +113,8 @@ def with_sizes_of_data(model: Any, record: Any) -> Any:
     """
     prefix = "extra/base/" if has_terms(record) else "params/"
     shape = lambda name: _stored_shape(record, prefix, name)
-    if hasattr(model, "for_leaves"):
-        return model.for_leaves(shape) if f"{prefix}head/bias" in record else model
+    if hasattr(model, "with_sizes_of"):
+        return model.with_sizes_of(shape) if f"{prefix}head/bias" in record else model
     stored = {f"{prefix}tokens", "params/tokens/a"} & set(record)
     if getattr(model, "vocab", None) != 0 or not stored:
         return model
