@@ -15,6 +15,7 @@ from comparison import assert_close
 from jtrain.core.pytree import named_leaves
 from jtrain.models.classifiers import ResNet, ViT
 from jtrain.models.images import Pixels
+from jtrain.models.pretrained.families.images import TIMM_VIT
 from jtrain.models.pretrained.folder import PREPROCESSOR
 from jtrain.models.pretrained.source import PretrainedWeights, params_from_timm
 
@@ -50,6 +51,11 @@ def test_a_classifier_gives_the_logits_of_its_library(name: str, tmp_path):
     assert np.abs(golden["outputs"]).max() > 1
     assert_close(logits, golden["outputs"], WITHIN)
     jax.tree.map(np.testing.assert_array_equal, after, extra)
+
+
+def test_the_images_of_a_vit_of_timm_have_the_size_of_its_pretrained_cfg():
+    hf = {"architecture": "vit_tiny_patch16_224", "pretrained_cfg": {"input_size": [3, 384, 256]}}
+    assert TIMM_VIT.values(hf)["image"] == (384, 256, 3)
 
 
 def folder_with(tmp_path: Path, name: str, **entries: Any) -> Path:

@@ -13,9 +13,8 @@ from jtrain.models.pretrained.families.images import (
     convolution_leaves,
     label_count,
     label_entries,
-    timm_classes,
     timm_entries,
-    timm_image,
+    timm_values,
 )
 from jtrain.models.pretrained.family import (
     Family,
@@ -144,11 +143,9 @@ TIMM_RESNET = Family(
     kind="resnet",
     timm=frozenset(TIMM_RESNETS),
     entries={**TIMM_ENTRIES, "global_pool": ("avg", "", None)},
-    values=lambda hf: {
-        **TIMM_RESNETS[hf["architecture"]],
-        "image": timm_image(hf, (SIDE, SIDE, 3)),
-        "classes": timm_classes(hf),
-    },
+    values=lambda hf: timm_values(
+        hf, {**TIMM_RESNETS[hf["architecture"]], "image": (SIDE, SIDE, 3)}
+    ),
     hf=lambda model: timm_entries(TIMM_RESNETS, model, head="fc", first="conv1"),
     leaves=lambda model: _resnet_leaves(model, TIMM_NAMES),
     ignored=COUNTERS,
@@ -187,7 +184,7 @@ _OTHER_OUTSIDE = {
 def _lite_values(hf: HFConfig) -> Values:
     name = hf["architecture"]
     image = EfficientNetLite.presets[name.removeprefix(_BEGINNING)]["image"]
-    return {**TIMM_LITES[name], "image": timm_image(hf, image), "classes": timm_classes(hf)}
+    return timm_values(hf, {**TIMM_LITES[name], "image": image})
 
 
 def _lite_leaves(model: Any) -> Iterator[Leaf]:

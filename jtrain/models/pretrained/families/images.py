@@ -32,7 +32,7 @@ def label_count(hf: HFConfig) -> int:
 
 
 def label_entries(classes: int) -> Values:
-    """Return names for classes that have none; those of the source are written in their place."""
+    """Return the names LABEL_i; an export replaces them by those of the source, if it has any."""
     names = {str(i): f"LABEL_{i}" for i in range(classes)}
     return {"id2label": names, "label2id": {name: int(i) for i, name in names.items()}}
 
@@ -65,13 +65,11 @@ def timm_classes(hf: HFConfig) -> int:
     return hf.get("num_classes") or cfg.get("num_classes") or 1000
 
 
-def timm_image(hf: HFConfig, image: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Return height, width and channels of the images of a config.json, which may not say them."""
-    channels, height, width = (hf.get("pretrained_cfg") or {}).get("input_size") or (
-        image[2],
-        *image[:2],
-    )
-    return height, width, channels
+def timm_values(hf: HFConfig, values: Values) -> Values:
+    """Return the values of an architecture, with the classes of a config.json and its images."""
+    size = (hf.get("pretrained_cfg") or {}).get("input_size")  # channels, height, width
+    image = (size[1], size[2], size[0]) if size else values["image"]
+    return {**values, "image": image, "classes": timm_classes(hf)}
 
 
 def timm_entries(
@@ -88,8 +86,8 @@ def timm_entries(
     for name, values in architectures.items():
         fields = {key: value for key, value in values.items() if key != "image"}
         ours = {key: explicit(model, key) for key in fields}
-        side = values.get("image", (height, width, channels))
-        if ours == fields and side == (height, width, channels):
+        shape = values.get("image", (height, width, channels))
+        if ours == fields and shape == (height, width, channels):
             about: Values = {
                 "architecture": name,
                 "input_size": [channels, height, width],
@@ -238,7 +236,7 @@ TIMM_VIT = Family(
     kind="vit",
     timm=frozenset(TIMM_VITS),
     entries={**TIMM_ENTRIES, "global_pool": ("token", "", None)},
-    values=lambda hf: {**TIMM_VITS[hf["architecture"]], "classes": timm_classes(hf)},
+    values=lambda hf: timm_values(hf, TIMM_VITS[hf["architecture"]]),
     hf=lambda model: timm_entries(TIMM_VITS, model, head="head", first="patch_embed.proj"),
     leaves=_timm_leaves,
 )
