@@ -110,9 +110,9 @@ class RingAttention:
             return [(1, around)] if around else []
         return [(1, reach), (-1, reach)] if reach else []
 
-    def source(self, far: int | Int[Array, ""]) -> Int[Array, ""]:
-        """Return the index of the device `far` places before this one."""
-        return (jax.lax.axis_index(self.axis) - far) % self.devices
+    def source(self, hops: int | Int[Array, ""]) -> Int[Array, ""]:
+        """Return the index of the device that is `hops` before this one."""
+        return (jax.lax.axis_index(self.axis) - hops) % self.devices
 
     def shift(self, tree: Any, by: int) -> Any:
         """Return the arrays of the device `by` places before this one."""
@@ -156,30 +156,28 @@ def _forward(ring, q, k, v, segments):
     q, k, v = (_halves(x) for x in (q, k, v))
     chunk = q.shape[2]
 
-    def visit(done, kv, source=None):
+    def visit(means, kv, source=None):
         q_halves, k_halves = ring.visible_halves(source)
-        given = (
-            _take(q, q_halves),
-            *_take(kv, k_halves),
-            ring.block_positions(chunk, segments, source),
-        )
-        for half, part in zip(q_halves, _each(jax.vmap(ring.attention.part)(*given)), strict=True):
-            done = _put(done, half, _combine(_at(done, half), part))
-        return done
+        positions = ring.block_positions(chunk, segments, source)
+        inputs = _take(q, q_halves), *_take(kv, k_halves), positions
+        parts = _unstack(jax.vmap(ring.attention.part)(*inputs))
+        for half, part in zip(q_halves, parts, strict=True):
+            means = _put(means, half, _combine(_at(means, half), part))
+        return means
 
-    def step(way, state, far, first, last):
+    def step(direction, state, hops_away, first, last):
         del first
-        kv, done = state
-        next_kv = kv if last else ring.shift(kv, way)  # sent while the device computes with `kv`
-        return next_kv, visit(done, kv, ring.source(way * far))
+        kv, means = state
+        next_kv = kv if last else ring.shift(kv, direction)  # while the device computes with `kv`
+        return next_kv, visit(means, kv, ring.source(direction * hops_away))
 
     zeros = jnp.zeros_like(at_least_f32(q))
-    done = visit((zeros, jnp.full(q.shape[:-1], NOTHING, zeros.dtype)), (k, v))
-    for way, hops in ring.runs(chunk):
-        state = ring.shift((k, v), way), done
-        _, done = _run_hops(hops, functools.partial(step, way), state)
+    means = visit((zeros, jnp.full(q.shape[:-1], NOTHING, zeros.dtype)), (k, v))
+    for direction, hops in ring.runs(chunk):
+        state = ring.shift((k, v), direction), means
+        _, means = _run_hops(hops, functools.partial(step, direction), state)
     # The name is that of a transformer's `saved`: if saved, the backward pass resends nothing.
-    out, log_sum = (checkpoint_name(x, "attention") for x in (done[0].astype(q.dtype), done[1]))
+    out, log_sum = (checkpoint_name(x, "attention") for x in (means[0].astype(q.dtype), means[1]))
     return _join_halves(out), (q, k, v, segments, out, log_sum)
 
 
@@ -189,37 +187,33 @@ def _backward(ring, saved, cotangent):
     # Without a barrier the compiler saves two received chunks of the forward pass instead of
     # repeating two hops.
     k, v, cotangent = jax.lax.optimization_barrier((k, v, cotangent))
-    along = (cotangent.astype(log_sum.dtype) * out).sum(-1)  # 2 b c h
-    by_query, zeros = (log_sum, along, cotangent), lambda x: jnp.zeros(x.shape, log_sum.dtype)
+    cotangent_out = (cotangent.astype(log_sum.dtype) * out).sum(-1)  # 2 b c h
+    by_query = log_sum, cotangent_out, cotangent
+    zeros = lambda x: jnp.zeros(x.shape, log_sum.dtype)
 
     def visit(grad_q, kv, source=None):
         grads = zeros(k), zeros(v)
         q_halves, k_halves = ring.visible_halves(source)
-        block_positions = ring.block_positions(chunk, segments, source)
-        given = (
-            _take(q, q_halves),
-            *_take(kv, k_halves),
-            block_positions,
-            *_take(by_query, q_halves),
-        )
-        added = _each(jax.vmap(ring.attention.part_gradient)(*given))
-        for i, j, (add_q, *add) in zip(q_halves, k_halves, added, strict=True):
-            grad_q = _put(grad_q, i, _at(grad_q, i) + add_q)
-            grads = _put(grads, j, _sum(_at(grads, j), tuple(add)))
+        positions = ring.block_positions(chunk, segments, source)
+        inputs = _take(q, q_halves), *_take(kv, k_halves), positions, *_take(by_query, q_halves)
+        parts = _unstack(jax.vmap(ring.attention.part_gradient)(*inputs))
+        for q_half, k_half, (part_q, *part_kv) in zip(q_halves, k_halves, parts, strict=True):
+            grad_q = _put(grad_q, q_half, _at(grad_q, q_half) + part_q)
+            grads = _put(grads, k_half, _sum(_at(grads, k_half), tuple(part_kv)))
         return grad_q, grads
 
-    def step(way, state, far, first, last):
+    def step(direction, state, hops_away, first, last):
         kv, grads, grad_q = state
-        next_kv = kv if last else ring.shift(kv, way)
-        arrived = None if first else ring.shift(grads, way)
-        grad_q, grads = visit(grad_q, kv, ring.source(way * far))
+        next_kv = kv if last else ring.shift(kv, direction)
+        arrived = None if first else ring.shift(grads, direction)
+        grad_q, grads = visit(grad_q, kv, ring.source(direction * hops_away))
         return next_kv, grads if first else _sum(arrived, grads), grad_q
 
     grad_q, grads = visit(zeros(q), (k, v))
-    for way, hops in ring.runs(chunk):
-        state = ring.shift((k, v), way), None, grad_q
-        _, others, grad_q = _run_hops(hops, functools.partial(step, way), state)
-        grads = _sum(grads, ring.shift(others, -way * hops))
+    for direction, hops in ring.runs(chunk):
+        state = ring.shift((k, v), direction), None, grad_q
+        _, sent_grads, grad_q = _run_hops(hops, functools.partial(step, direction), state)
+        grads = _sum(grads, ring.shift(sent_grads, -direction * hops))
     return *(_join_halves(x).astype(q.dtype) for x in (grad_q, *grads)), None
 
 
@@ -227,19 +221,19 @@ _attend.defvjp(_forward, _backward)
 
 
 def _run_hops(hops, step, state):
-    """Run `step(state, far, first, last)` at 1 .. `hops` places from the own device."""
+    """Run `step(state, hops_away, first, last)` for 1 .. `hops` hops away."""
     state = step(state, 1, True, hops == 1)
     if hops > 2:
-        between = lambda state, far: (step(state, far, False, False), None)
+        between = lambda state, hops_away: (step(state, hops_away, False, False), None)
         state, _ = jax.lax.scan(between, state, jnp.arange(2, hops, dtype=jnp.int32))
     return step(state, hops, False, True) if hops > 1 else state
 
 
-def _combine(done, part):
+def _combine(one, other):
     """Combine two weighted means into one, with the log of the sum of all weights."""
-    log_sum = jnp.logaddexp(done[1], part[1])
+    log_sum = jnp.logaddexp(one[1], other[1])
     share = lambda mean: jnp.exp(mean[1] - log_sum)[..., None] * mean[0]
-    return share(done) + share(part), log_sum
+    return share(one) + share(other), log_sum
 
 
 def _sum(x, y):
@@ -257,18 +251,22 @@ def _join_halves(x):
 
 
 def _at(tree, half):
+    """Return the arrays of one half."""
     return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, half, keepdims=False), tree)
 
 
 def _take(tree, halves):
+    """Stack the arrays of several halves."""
     return jax.tree.map(lambda *xs: jnp.stack(xs), *[_at(tree, half) for half in halves])
 
 
-def _each(stacked):
-    count = len(jax.tree.leaves(stacked)[0])
-    return [jax.tree.map(lambda x, i=i: x[i], stacked) for i in range(count)]
+def _unstack(tree):
+    """Split arrays along their first dim into a list of trees."""
+    count = len(jax.tree.leaves(tree)[0])
+    return [jax.tree.map(lambda x, i=i: x[i], tree) for i in range(count)]
 
 
 def _put(tree, half, parts):
+    """Return the arrays with one half replaced."""
     update = lambda x, part: jax.lax.dynamic_update_index_in_dim(x, part, half, 0)
     return jax.tree.map(update, tree, parts)

@@ -59,7 +59,7 @@ class Sharded(MeshStrategy):
         self._offload: Offload = offload
         self._context_by: ContextBy = context_by
         self.schedule = schedule
-        self.leaves = StateSharding(dict(mesh.shape), zero, min_size)
+        self.state_sharding = StateSharding(dict(mesh.shape), zero, min_size)
         self._usage = AxisUsage()
         self._activations = activations(
             split=zero > 0,
@@ -70,44 +70,51 @@ class Sharded(MeshStrategy):
     @property
     def placement(self) -> Placement:
         """Placement of activations by the names of their dims."""
-        more = self._context_by, self._offload, self.schedule
-        return MeshPlacement(self.mesh, self._activations, self._usage, *more)
+        return MeshPlacement(
+            self.mesh,
+            self._activations,
+            self._usage,
+            self._context_by,
+            self._offload,
+            self.schedule,
+        )
 
     def shardings(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> Any:
         """Return the sharding of each leaf, by the names of its dims and its largest dim."""
-        return offload_shardings(self._named(self.leaves.specs(tree, dims)), tree, self._offload)
+        return offload_shardings(
+            self._named(self.state_sharding.specs(tree, dims)), tree, self._offload
+        )
 
     def decisions(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> list[LeafSharding]:
         """Return the sharding of each leaf, with the reason."""
         return [
             leaf._replace(host=is_offloaded(leaf.leaf, len(leaf.shape), self._offload))
-            for leaf in self.leaves.decisions(tree, dims)
+            for leaf in self.state_sharding.decisions(tree, dims)
         ]
 
     def check_axes_used(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> None:
         """Raise unless every axis splits a leaf or an activation."""
         check_offload_saves(self._offload, self._usage.saved)
-        check_axes_used(self.axes, self._usage, self.leaves.used.decisions(tree, dims))
+        check_axes_used(self.axes, self._usage, self.state_sharding.used.decisions(tree, dims))
 
     def gradient_sharding(
         self, params: Params, dims: Mapping[str, Dims] = {}, /
     ) -> GradientSharding:
         """Return the sharding of gradients by `zero`: 1 splits their sum, 2 and 3 each gradient."""
-        zero = self.leaves.zero
+        zero = self.state_sharding.zero
 
-        def constrain(leaves: StateSharding, split: bool) -> Callable[[Params], Params]:
-            shardings = self._named(leaves.specs(params, dims, split=split))
+        def constrain(sharding: StateSharding, split: bool) -> Callable[[Params], Params]:
+            shardings = self._named(sharding.specs(params, dims, split=split))
             return lambda tree: jax.lax.with_sharding_constraint(tree, shardings)
 
-        split = constrain(self.leaves, True) if zero else NO_SHARDING.summed
-        each = split if zero > 1 else NO_SHARDING.each
-        specs = self.leaves.specs(params, dims, split=zero > 0)
+        summed = constrain(self.state_sharding, True) if zero else NO_SHARDING.summed
+        specs = self.state_sharding.specs(params, dims, split=zero > 0)
         is_spec = lambda x: isinstance(x, P)
         return GradientSharding(
-            params=constrain(self.leaves.used, zero == 3),
-            each=each,
-            summed=split,
-            matrices=WholeMatrices(self.mesh, self.leaves, dims, split=zero > 0),
+            params=constrain(self.state_sharding.used, zero == 3),
+            each=summed if zero > 1 else NO_SHARDING.each,
+            summed=summed,
+            matrices=WholeMatrices(self.mesh, self.state_sharding, dims, split=zero > 0),
             splits=any(axis for x in jax.tree.leaves(specs, is_leaf=is_spec) for axis in x),
         )
 
@@ -149,6 +156,7 @@ class FSDP(BaseParallelConfig):
     def build(self, among: Sequence[Device] | None = None) -> Strategy:
         """Build the strategy over these devices, or as many of `among`."""
         selected = devices(self.devices, among)
+        # `auto` has become `shard` where the state does not fit (auto.py).
         count = 1 if self.slices == "shard" else count_slices(selected)
         return Sharded(
             make_mesh({"slice": count, SPLIT: len(selected) // count}, selected),
@@ -219,10 +227,8 @@ class Axes(BaseParallelConfig):
         """Return a size of 2 for each axis for which a parameter has a dim."""
         n = counts[-1]
         axes = [axis for axis, needed in MODEL_AXES.items() if dims & set(needed)]
-        size: Callable[[str], dict[str, Any]] = lambda axis: {axis: 2, "data": n // 2, "fsdp": 1}
-        return {
-            f"{axis} 2, data {n // 2}": cls(devices=n, min_size=0, **size(axis)) for axis in axes
-        }
+        sizes: dict[str, Any] = {"devices": n, "min_size": 0, "data": n // 2, "fsdp": 1}
+        return {f"{axis} 2, data {n // 2}": cls(**{**sizes, axis: 2}) for axis in axes}
 
     def build(self, among: Sequence[Device] | None = None) -> Sharded:
         """Build the strategy over these devices, or as many of `among`.
