@@ -44,7 +44,7 @@ class Collective(NamedTuple):
 
     @property
     def link(self) -> str:
-        """Name of the links that it uses, of which it is the only user."""
+        """Name of its links: collectives of other links run at the same time."""
         return " x ".join(self.axes) + self.direction
 
 
@@ -66,11 +66,11 @@ def collectives_of(program: HloProgram, mesh: Mapping[str, int]) -> CollectiveTr
     Raises:
         HloError: if the program has an unknown format.
     """
-    runs = _executed(program)
+    runs = _first_pieces(program)
     found, unread, uncounted = [], [], 0
     for run in runs:
         try:
-            collective = find_collective(run, program, mesh)
+            collective = read_collective(run, program, mesh)
         except NOT_UNDERSTOOD as error:
             unread.append(f"one {run.instruction.operation}: {reason(error)}")
             continue
@@ -92,7 +92,7 @@ def reason(error: Exception) -> str:
     return f"the text has an unknown format ({type(error).__name__}: {error})"
 
 
-def _executed(program: HloProgram) -> list[ExecutedInstruction]:
+def _first_pieces(program: HloProgram) -> list[ExecutedInstruction]:
     """Return the executed collectives; one in several pieces is represented by the first."""
     first_runs: dict[str, ExecutedInstruction] = {}
     for run in program.walk():
@@ -106,19 +106,22 @@ def _executed(program: HloProgram) -> list[ExecutedInstruction]:
 
 
 def as_collective(instruction: Instruction) -> Instruction | None:
-    """Return the collective that an instruction is or begins; None for other instructions."""
-    instruction = _as_slice_collective(instruction)
+    """Return the collective that an instruction is or begins, also to other TPU slices, or None."""
+    kind = instruction.quoted("_xla_megascale_transfer_type").lower().replace("_", "-")
+    if instruction.operation == "send" and kind:
+        shape = instruction.shape.split("u32[]")[0]
+        instruction = instruction._replace(operation=kind, shape=shape)
     return instruction if instruction.operation.removesuffix("-start") in KINDS else None
 
 
 def collective_key(within: str, instruction: Instruction) -> str:
     """Return a name for a collective, the same for all pieces of one."""
-    # A piece of an asynchronous collective names the chain of pieces that it belongs to.
-    chain = re.search(r"channel_id=(\d+).*chain_id=", instruction.attributes)
-    return chain[1] if chain else f"{within} {instruction.name}"
+    # A piece of an asynchronous collective names a chain, whose pieces have one channel.
+    channel = re.search(r"channel_id=(\d+).*chain_id=", instruction.attributes)
+    return channel[1] if channel else f"{within} {instruction.name}"
 
 
-def find_collective(
+def read_collective(
     run: ExecutedInstruction, program: HloProgram, mesh: Mapping[str, int]
 ) -> Collective | None:
     """Return the collective of an executed instruction; None in a group of one device."""
@@ -170,15 +173,6 @@ def collective_table(
     return sorted(rows.values(), key=lambda row: -row.sent)
 
 
-def _as_slice_collective(instruction: Instruction) -> Instruction:
-    """Return a send to other TPU slices as the collective that it belongs to."""
-    kind = instruction.quoted("_xla_megascale_transfer_type").lower().replace("_", "-")
-    if instruction.operation != "send" or not kind:
-        return instruction
-    shape = instruction.shape.split("u32[]")[0]
-    return instruction._replace(operation=kind, shape=shape)
-
-
 def _as_reduce_scatter(instruction: Instruction, program: HloProgram, within: str) -> Instruction:
     """Return an all-reduce with sliced results as a reduce-scatter.
 
@@ -206,11 +200,10 @@ def _slices(reduction: Instruction, result: Instruction, within: Mapping[str, In
 
 def _sent_bytes(kind: str, instruction: Instruction, count: int) -> int:
     """Return the bytes that a device sends in one execution."""
-    arrays = [size for size in array_sizes(instruction.shape) if size > 4] or array_sizes(
-        instruction.shape
-    )
+    sizes = array_sizes(instruction.shape)
+    arrays = [size for size in sizes if size > 4] or sizes  # beside u32[], words of the runtime
     if instruction.operation.endswith("-start") and kind in {"all-gather", "collective-permute"}:
-        # (inputs, outputs, ...): only the outputs count.
+        # Only the outputs count: of (inputs, outputs) the second half, of one array the larger.
         arrays = [max(arrays)] if len(arrays) < 4 else arrays[len(arrays) // 2 :]
     total = sum(arrays)
     if kind == "collective-permute":

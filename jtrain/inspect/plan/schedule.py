@@ -9,7 +9,7 @@ from jtrain.inspect.plan.collectives import (
     Collective,
     as_collective,
     collective_key,
-    find_collective,
+    read_collective,
 )
 from jtrain.inspect.plan.hlo import ExecutedInstruction, HloProgram, Instruction
 from jtrain.inspect.plan.op_costs import OpCost, op_cost, op_flops
@@ -100,7 +100,7 @@ class CollectiveFinder:
     def _find(self, within: str, instruction: Instruction) -> Collective | None:
         run = ExecutedInstruction(instruction, 1, within, True)
         try:
-            return find_collective(run, self._program, self._mesh)
+            return read_collective(run, self._program, self._mesh)
         except NOT_UNDERSTOOD:  # named in the plan as not read
             return None
 
