@@ -25,7 +25,7 @@ CHANNEL = "JTRAIN_PULSE"  # `FD:DEVICE:INODE` of both files
 class ChannelFiles(NamedTuple):
     """Open files of a channel, for the watched process."""
 
-    pulse: int
+    beats: int
     stacks: int
 
 
@@ -35,12 +35,12 @@ class Channel:
     ```
     with Channel() as channel:
         subprocess.Popen(command, env={**environ, **channel.environ}, pass_fds=channel.files)
-        beat = read_beat(channel.files.pulse)
+        beat = read_beat(channel.files.beats)
     ```
     """
 
     def __init__(self):
-        self.files = ChannelFiles(_unnamed("pulse"), _unnamed("stacks"))
+        self.files = ChannelFiles(_unnamed("beats"), _unnamed("stacks"))
         self.environ = {CHANNEL: ",".join(f"{file}:{_identity(file)}" for file in self.files)}
         """The variable by which the process finds its end, after `pass_fds`."""
         self._open = list(self.files)
@@ -71,15 +71,16 @@ def _unnamed(name: str) -> int:
 
 # In the order of a step: of two processes at the same step, the one in the later phase waits for
 # the one in the earlier phase. In the phases of `ALONE` a process waits for no other.
-PHASES = (
-    *("start", "compile", "restore", "hooks", "data", "step"),
-    *("eval", "save", "sampling", "end"),
-)
+PHASES = ("start", "compile", "restore", "hooks", "data", "step", "eval", "save", "sampling", "end")
 ALONE = {"start", "hooks", "data"}
 _NUMBER = {name: number for number, name in enumerate(PHASES)}
-_BEAT = struct.Struct("<Qqqd")  # number, phase, step, seconds
-# Offsets of the fields (`_RUN` follows the length of the path), and the size of the memory.
-_FAILED, _CHECKPOINT, _GRACE, _RUN, _SIZE = 48, 64, 72, 82, 4096
+_BEAT = struct.Struct("<Qqqd")  # number, phase, step, time
+# Offsets of what is written apart from beats, by other threads too.
+_FAILED = _BEAT.size  # d
+_CHECKPOINT = _FAILED + 8  # q
+_GRACE = _CHECKPOINT + 8  # dH, with the length of the path
+_RUN = _GRACE + 10
+_SIZE = 4096
 
 
 class Beat(NamedTuple):
@@ -90,8 +91,8 @@ class Beat(NamedTuple):
     phase: str
     step: int
     """The last step that was dispatched to the devices."""
-    seconds: float
-    """Time of the beat, by the monotonic clock of the machine."""
+    time: float
+    """Time of the beat in seconds, by the monotonic clock of the machine."""
     checkpoint: int
     """The step of the newest checkpoint on the disk; 0: none."""
     grace: float
@@ -128,7 +129,7 @@ class Heartbeat:
         self._phase, self._step = _NUMBER[phase], step
         self._write()
 
-    def at(self, step: int) -> None:
+    def dispatched(self, step: int) -> None:
         """Note the last step that was dispatched, for the next beat."""
         self._step = step
 
@@ -227,11 +228,11 @@ def _process_age() -> float:
 
 
 def _parse(memory: bytes) -> Beat:
-    count, phase, step, seconds = _BEAT.unpack_from(memory)
+    count, phase, step, at = _BEAT.unpack_from(memory)
     checkpoint, grace, length = struct.unpack_from("<qdH", memory, _CHECKPOINT)
     (failed,) = struct.unpack_from("<d", memory, _FAILED)
     run = memory[_RUN : _RUN + length].decode(errors="replace")
-    return Beat(count, PHASES[phase], step, seconds, checkpoint, grace, run, failed)
+    return Beat(count, PHASES[phase], step, at, checkpoint, grace, run, failed)
 
 
 HEARTBEAT = Heartbeat()
@@ -257,8 +258,8 @@ def connect_heartbeat() -> None:
         except (ValueError, OSError):
             return
         found.append(int(number))
-    pulse, stacks = found
+    beats, stacks = found
     # faulthandler runs in C: it works while Python waits for C++ that holds the GIL.
     faulthandler.register(STACKS, file=stacks, all_threads=True)
-    HEARTBEAT.share(pulse)
-    os.close(pulse)  # the mapping stays
+    HEARTBEAT.share(beats)
+    os.close(beats)  # the mapping stays

@@ -149,7 +149,7 @@ class WatchedProcess:
         last = self._last_step
         if last is None or beat.step != last.step:
             if last is not None and 0 < last.step < beat.step:
-                self._steps.append((beat.seconds - last.seconds) / (beat.step - last.step))
+                self._steps.append((beat.time - last.time) / (beat.step - last.step))
             self._last_step = beat
 
 
@@ -202,17 +202,17 @@ class Watchdog(PollingThread):
         process: int,
         *,
         patience: Patience | None = None,
-        pulse: Heartbeat = HEARTBEAT,
+        heartbeat: Heartbeat = HEARTBEAT,
         tick: float = TICK,
         leave: Callable[[int], object] = os._exit,
     ):
         super().__init__("watchdog", tick)
         text = os.environ.get(PATIENCE, "")
         usual = Patience.parse(text) if text else Patience().times(FACTOR)
-        self._watched, self._pulse = WatchedProcess(patience or usual), pulse
+        self._watched, self._heartbeat = WatchedProcess(patience or usual), heartbeat
         self._stacks, self._process = run / f"stacks-{process}.txt", process
         self._leave = leave
-        if pulse.watched and not text:
+        if heartbeat.watched and not text:
             self._over.set()
 
     def _watch(self) -> None:
@@ -224,12 +224,12 @@ class Watchdog(PollingThread):
             # Only where it matters: under Ray, Python 3.11.7 crashed in f_back of another thread.
             if self._watched.still > self._watched.limit / 2 and _debugged():
                 seconds = 0.0
-            if self._watched.update(self._pulse.now(), seconds):
+            if self._watched.update(self._heartbeat.now(), seconds):
                 self._end()
                 return
 
     def _end(self) -> None:
-        beat = self._pulse.now()
+        beat = self._heartbeat.now()
         message = (
             f"process {self._process} has been in the phase {beat.phase}, step {beat.step}, for "
             f"{self._watched.still:.0f} s (allowed {self._watched.limit:.0f} s): stuck. The stacks "
@@ -325,17 +325,17 @@ class StartupProgress(PollingThread):
         self,
         tell: Callable[[str], object],
         *,
-        pulse: Heartbeat = HEARTBEAT,
+        heartbeat: Heartbeat = HEARTBEAT,
         first: float = FIRST,
         tick: float = 0.5,
     ):
         super().__init__("slow", tick)
-        self._tell, self._pulse, self._first = tell, pulse, first
+        self._tell, self._heartbeat, self._first = tell, heartbeat, first
 
     def _watch(self) -> None:
-        last, since, due = self._pulse.now(), time.monotonic(), self._first
+        last, since, due = self._heartbeat.now(), time.monotonic(), self._first
         while not self._over.wait(self._tick):
-            beat, now = self._pulse.now(), time.monotonic()
+            beat, now = self._heartbeat.now(), time.monotonic()
             if beat.number != last.number:
                 last, since, due = beat, now, self._first
             elif now - since >= due and beat.phase in DOING:

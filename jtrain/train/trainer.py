@@ -280,7 +280,7 @@ class Trainer:
             stop = asked.stop
             self.save.at(ended.step, ended.state)  # does nothing if it is saved
         with HEARTBEAT.during("save"):  # until the last save is on the disk, or failed too often
-            while self.retries is not None and self.retries.last_failed():
+            while self.retries is not None and self.retries.wait_for_last():
                 self.save.again(ended.step, ended.state)
         status, why, checkpoint = STATUS[stop.kind], stop.why, None
         if isinstance(store, DirectoryStore):
@@ -316,7 +316,7 @@ class Trainer:
             yield
 
     def _between_step_calls(self, step: int) -> None:
-        HEARTBEAT.at(step)
+        HEARTBEAT.dispatched(step)
         self.attempt.signals.check()
         if self.times:
             self.times.tick(step)

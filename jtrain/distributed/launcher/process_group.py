@@ -91,7 +91,7 @@ class WorkerProcess:
 
     def beat(self) -> Beat:
         """Return its last beat; number 0 without a heartbeat."""
-        return read_beat(self._channel.files.pulse)
+        return read_beat(self._channel.files.beats)
 
     def stacks(self) -> bytes:
         """Return the stacks that it has written; empty before."""

@@ -30,27 +30,27 @@ def started(code: str, channel: Channel, **options) -> subprocess.Popen:
 
 
 def test_another_process_reads_the_last_beat(tmp_path: Path, channel: Channel):
-    file = channel.files.pulse
+    file = channel.files.beats
     assert read_beat(file).number == 0, "no beat yet"
-    pulse = Heartbeat()
-    pulse.share(file)
-    pulse.begin_run(tmp_path / "runs" / "möwe", grace=12.5)
-    pulse.beat("hooks", 7)
-    pulse.saved(5)
+    heartbeat = Heartbeat()
+    heartbeat.share(file)
+    heartbeat.begin_run(tmp_path / "runs" / "möwe", grace=12.5)
+    heartbeat.beat("hooks", 7)
+    heartbeat.saved(5)
     beat = read_beat(file)
     assert (beat.phase, beat.step, beat.checkpoint, beat.grace) == ("hooks", 7, 5, 12.5)
     assert beat.run == str(tmp_path / "runs" / "möwe")
-    assert abs(beat.seconds - time.monotonic()) < 60
-    assert pulse.now() == beat
+    assert abs(beat.time - time.monotonic()) < 60
+    assert heartbeat.now() == beat
 
 
 def test_an_inner_phase_returns_to_the_outer_phase(tmp_path: Path):
-    pulse = Heartbeat()
-    pulse.beat("step", 3)
-    with pulse.during("eval"), pulse.during("save"):
-        assert pulse.now().phase == "save"
-    assert (pulse.now().phase, pulse.now().step) == ("step", 3)
-    assert pulse.now().number == 5
+    heartbeat = Heartbeat()
+    heartbeat.beat("step", 3)
+    with heartbeat.during("eval"), heartbeat.during("save"):
+        assert heartbeat.now().phase == "save"
+    assert (heartbeat.now().phase, heartbeat.now().step) == ("step", 3)
+    assert heartbeat.now().number == 5
 
 
 def test_a_watched_process_writes_its_stacks_even_when_no_python_runs(channel: Channel):
@@ -63,7 +63,7 @@ def test_a_watched_process_writes_its_stacks_even_when_no_python_runs(channel: C
     )
     process = started(code, channel)
     try:
-        until(lambda: read_beat(channel.files.pulse).number)
+        until(lambda: read_beat(channel.files.beats).number)
         time.sleep(0.2)
         process.send_signal(signal.SIGUSR2)
         until(lambda: b"stuck_in_c" in channel.stacks())
@@ -89,12 +89,12 @@ def test_a_process_without_the_files_is_not_watched(tmp_path: Path, channel: Cha
             subprocess.run(command, env=environ, pass_fds=files, check=True, timeout=300)
     finally:
         os.close(theirs)
-    assert read_beat(channel.files.pulse).number == 0
+    assert read_beat(channel.files.beats).number == 0
     assert (tmp_path / "theirs").read_text() == "kept"
 
 
-def beat(number: int, phase: str = "step", step: int = 0, seconds: float = 0.0) -> Beat:
-    return Beat(number, phase, step, seconds, 0, 0.0, "")
+def beat(number: int, phase: str = "step", step: int = 0, time: float = 0.0) -> Beat:
+    return Beat(number, phase, step, time, 0, 0.0, "")
 
 
 def test_a_process_is_late_when_its_phase_lasts_too_long():
@@ -122,10 +122,12 @@ def test_a_stuck_run_leaves_the_stacks_of_all_threads_and_ends(tmp_path: Path, c
 
     thread = threading.Thread(target=waits_for_ever)
     thread.start()
-    pulse = Heartbeat()
-    pulse.beat("data", 12)
+    heartbeat = Heartbeat()
+    heartbeat.beat("data", 12)
     patience = Patience.parse("0.2")
-    with Watchdog(tmp_path, 3, patience=patience, pulse=pulse, tick=0.02, leave=codes.append):
+    with Watchdog(
+        tmp_path, 3, patience=patience, heartbeat=heartbeat, tick=0.02, leave=codes.append
+    ):
         until(lambda: codes)
     held.set()
     thread.join()
