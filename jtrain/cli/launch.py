@@ -53,20 +53,21 @@ MANIFESTS: Mapping[str, ManifestEngine] = {
     "trainjob": ManifestEngine("TrainJob", train_job, "kubectl apply --server-side -f {name}.yaml"),
     "skypilot": ManifestEngine("SkyPilot task", sky_task, "sky jobs launch {name}.yaml"),
 }
-_PRINTED = {"restarts", "topology", "image", "name", "claim", "volume"}
+_MANIFEST_OPTIONS = {"restarts", "topology", "image", "name", "claim", "volume"}
 # The options that an engine takes.
 ENGINES = {
     "local": {"processes", "devices", "restarts", "patience"},
     "ray": {"processes", "devices", "restarts", "address", "env", "resources"},
-    "k8s": {*_PRINTED, "queue", "select"},
-    "trainjob": {*_PRINTED, "queue", "select"},
-    "skypilot": {*_PRINTED, "spot"},
+    "k8s": {*_MANIFEST_OPTIONS, "queue", "select"},
+    "trainjob": {*_MANIFEST_OPTIONS, "queue", "select"},
+    "skypilot": {*_MANIFEST_OPTIONS, "spot"},
 }
-_RESTARTS = 10  # of a manifest
+_MANIFEST_RESTARTS = 10  # of machines that fail; a mistake, exit code 2, ends the job at once
+_LAST_LOG = 5  # seconds after the grace period, to write the last lines of the log
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the verb; return the exit code of the first process that failed, or of all."""
+    """Run the verb; return the exit code of the first process that failed, or 0."""
     parser = _arguments()
     known = parser._option_string_actions  # `--name run`: the value of an option is no verb
     takes_value = {name for name, action in known.items() if action.nargs != 0}
@@ -74,7 +75,8 @@ def main(argv: Sequence[str]) -> int:
     verbs = (i for i, word in enumerate(argv) if word in VERBS and before[i] not in takes_value)
     index = next(verbs, len(argv))
     args = parser.parse(argv[:index])
-    args.words, (args.verb, *rest) = argv[:index], argv[index:] or [""]
+    args.words, rest = argv[:index], argv[index + 1 :]
+    args.verb = argv[index] if index < len(argv) else ""
     if args.command or args.verb in {"", "launch"}:
         raise UserError(_no_verb(next(iter(args.command), args.verb), args.processes))
     _check_options(args, parser)
@@ -94,7 +96,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _check_options(args: argparse.Namespace, parser: Arguments) -> None:
-    """Raise UserError for an unknown engine, an option that it does not take, or a number."""
+    """Raise UserError for an unknown engine, an option it does not take, or too small a number."""
     if args.engine not in ENGINES:
         meant = did_you_mean(args.engine, ENGINES) or "."
         raise UserError(
@@ -184,15 +186,15 @@ def print_manifest(args: argparse.Namespace, command: Sequence[str]) -> int:
     Raises:
         UserError: if the engine cannot run it; ConfigError for a config that does not fit.
     """
-    engine, typed = MANIFESTS[args.engine], f"jtrain launch --engine {args.engine}"
+    engine, start = MANIFESTS[args.engine], f"jtrain launch --engine {args.engine}"
     if args.verb != "run":
         raise UserError(
-            f"{typed}: a manifest is for the verb run, found {args.verb}: {typed} --topology "
+            f"{start}: a manifest is for the verb run, found {args.verb}: {start} --topology "
             f"v5e:4x4 run CONFIG"
         )
     if not args.topology:
         raise UserError(
-            f"{typed}: the machines are missing. Write --topology v5e:4x4 for a slice of a TPU, "
+            f"{start}: the machines are missing. Write --topology v5e:4x4 for a slice of a TPU, "
             f"2*v6e:4x4 for two, h100:8 for a machine of 8 GPUs, 2*h100:8 for two."
         )
     machines = find_machines(args.topology)
@@ -219,8 +221,8 @@ def _job(args: argparse.Namespace, command: Sequence[str], machines: Machines) -
     from jtrain.config.resolve import resolve
     from jtrain.inspect.plan.topology import check_fills
 
-    typed = run._arguments().parse(command[1:])
-    config = resolve(typed.config, typed.settings).config
+    run_args = run._arguments().parse(command[1:])
+    config = resolve(run_args.config, run_args.settings).config
     check_fills(
         config,
         str(machines.topology),
@@ -234,23 +236,19 @@ def _job(args: argparse.Namespace, command: Sequence[str], machines: Machines) -
         machines=machines,
         command=("jtrain", *command),
         image=args.image,
-        restarts=_RESTARTS if args.restarts is None else args.restarts,
+        restarts=_MANIFEST_RESTARTS if args.restarts is None else args.restarts,
         claim=args.claim,
         store=config.checkpoint.store,
         volume=args.volume.rstrip("/"),
         queue=args.queue,
         select=_labels(args.select),
         spot=args.spot,
-        grace=int(config.checkpoint.grace) + 5,
+        grace=int(config.checkpoint.grace) + _LAST_LOG,
     )
 
 
 def _labels(typed: Sequence[str]) -> dict[str, str]:
-    """Return labels that were typed as KEY=VALUE.
-
-    Raises:
-        ConfigError: for other words.
-    """
+    """Return labels that were typed as KEY=VALUE; raise ConfigError for other words."""
     labels = {}
     for word in typed:
         found = re.fullmatch(r"([\w./-]+)=([\w.-]*)", word, re.ASCII)
@@ -277,15 +275,15 @@ def launch_ray(args: argparse.Namespace, command: Sequence[str]) -> int:
     config, settings = Arguments("launch --engine ray run", "").config_and_words(command)
     check_installed("jtrain launch: --engine ray", "leave --engine out to run on this machine")
     address = parse_address(args.address, os.environ.get("RAY_ADDRESS", ""))
-    typed = parse_resources(args.resources)
+    requested = parse_resources(args.resources)
     environ = {**forwarded(os.environ, args.env), LAUNCHER: args.program}
     if args.devices:
         environ |= {"JAX_PLATFORMS": "cpu", NUMBER: f"{args.devices}"}
     # Ray's 30 s are too few for workers that import JAX on a busy machine.
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "120")
-    cpus = args.processes * max(1, typed.get("CPU", 1))
+    cpus = args.processes * max(1, requested.get("CPU", 1))
     with connected(address, cpus, output=True) as ray:
-        needed = process_resources(ray, typed if typed or not args.devices else {"CPU": 1})
+        needed = process_resources(ray, requested if requested or not args.devices else {"CPU": 1})
         _check_resources(needed, args.processes, args.devices)
         if not {"GPU", "TPU"} & set(needed):
             environ["JAX_PLATFORMS"] = "cpu"
@@ -299,16 +297,16 @@ def fit(trainer: Any) -> int:
         UserError: if a worker raised one.
         PeerError: for a failure after the last restart.
     """
-    from jtrain.train.ray import RunEndedError, raise_mistake, worker_error
+    from jtrain.train.ray import RunEndedError, raise_if_mistake, worker_error
 
     failure: type[Exception] = importlib.import_module("ray.train").TrainingFailedError
     try:
         trainer.fit()
     except failure as error:
         if mistake := getattr(error, "controller_failure", None):
-            raise_mistake({0: mistake})
+            raise_if_mistake({0: mistake})
         failures = {i: worker_error(e) for i, e in getattr(error, "worker_failures", {}).items()}
-        raise_mistake(failures)
+        raise_if_mistake(failures)
         ended = [each for each in failures.values() if isinstance(each, RunEndedError)]
         if ended:
             print(ended[0], file=sys.stderr)
@@ -333,8 +331,8 @@ def _trainer(
     config_class = importlib.import_module("ray.train.v2.jax.config").JaxConfig
     gpu, tpu, restarts = "GPU" in needed, "TPU" in needed, args.restarts or 0
     # Newer versions of Ray print each report of each worker otherwise.
-    quiet = getattr(train, "LoggingConfig", None)
-    log = {"logging_config": quiet(log_level="ERROR")} if quiet else {}
+    logging_config = getattr(train, "LoggingConfig", None)
+    log = {"logging_config": logging_config(log_level="ERROR")} if logging_config else {}
     return jax.JaxTrainer(
         train_loop_per_worker=train_loop,
         train_loop_config={"config": config, "overrides": settings, "directory": os.getcwd()},

@@ -88,12 +88,12 @@ def stop_on_mistake() -> Any:
     class StopOnMistake(base):
         def after_exception(self, run_context: Any, worker_exceptions: Mapping[int, Any]) -> None:
             del run_context
-            raise_mistake(worker_exceptions)
+            raise_if_mistake(worker_exceptions)
 
     return StopOnMistake()
 
 
-def raise_mistake(errors: Mapping[int, Any]) -> None:
+def raise_if_mistake(errors: Mapping[int, Any]) -> None:
     """Raise the first user error among those of the workers, if there is one."""
     for _, error in sorted(errors.items()):
         cause = worker_error(error)
