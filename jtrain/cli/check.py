@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from jtrain.testing.case import LossCase
     from jtrain.train.experiment import RunConfig
 
-MOVED = 0.02  # standard deviation of the noise added to the initial parameters
-EVERY = 5.0  # seconds between lines about the progress
-READ = 4096  # rows whose labels and tokens are inspected
+NOISE_STD = 0.02  # of the noise added to the initial parameters
+PROGRESS_SECONDS = 5.0  # between lines about the progress
+INSPECTED_ROWS = 4096  # whose labels and tokens are inspected
 
 
 def main(argv: Sequence[str]) -> int:
@@ -60,7 +60,7 @@ def make_progress() -> Callable[[str], None]:
     def begin(name: str) -> None:
         nonlocal printed
         now = time.monotonic()
-        if now >= printed + EVERY or printed == start:
+        if now >= printed + PROGRESS_SECONDS or printed == start:
             printed = now
             print_error(f"comparing: {name} ({now - start:.0f} s)")
 
@@ -85,29 +85,26 @@ def build_loss_case(config: "RunConfig", rows: int, *, draws: bool = True) -> "L
     from jtrain.train.experiment import build_experiment
 
     program = set_up_single_device(config)
-    x, settled, state = (
-        program.resolved.experiment,
-        program.resolved.config,
-        program.initial_state(),
-    )
-    batch = {name: array[:rows] for name, array in x.train[0].items()}
+    experiment, resolved_config = program.resolved.experiment, program.resolved.config
+    state, train = program.initial_state(), experiment.train
+    batch = {name: array[:rows] for name, array in train[0].items()}
 
     def more_batches():
-        for step in range(-(-READ // x.train.size)):
-            yield x.train[step]
+        for step in range(-(-INSPECTED_ROWS // train.size)):
+            yield train[step]
 
     description = (
-        f"{config.name or 'the config'}: {len(batch['row'])} of the {x.train.size} rows of its "
-        f"first batch; the full model, noise of {MOVED} on its initial parameters; in float32"
+        f"{config.name or 'the config'}: {len(batch['row'])} of the {train.size} rows of its "
+        f"first batch; the full model, noise of {NOISE_STD} on its initial parameters; in float32"
     )
     return build_case(
-        place_loss(lambda place: build_experiment(settled, place).loss),
+        place_loss(lambda place: build_experiment(resolved_config, place).loss),
         _add_noise(jax.device_get(state.params)),
         batch,
         extra=jax.device_get(state.extra),
-        optimizer=x.transformation,
-        rows_interact=x.rows_interact,
-        dims=x.dims,
+        optimizer=experiment.transformation,
+        rows_interact=experiment.rows_interact,
+        dims=experiment.dims,
         seed=config.seed,
         draws=draws,
         more_batches=more_batches,
@@ -122,9 +119,7 @@ def _add_noise(params):
 
     rng = np.random.default_rng(0)
 
-    def add_noise(x):
-        return (x + MOVED * rng.standard_normal(np.shape(x))).astype(x.dtype)
-
+    add_noise = lambda x: (x + NOISE_STD * rng.standard_normal(np.shape(x))).astype(x.dtype)
     return jax.tree.map(add_noise, params)
 
 
