@@ -6,6 +6,7 @@ the one at which the loss begins to fall and the one at which it stops falling.
 """
 
 import dataclasses
+import functools
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -31,10 +32,13 @@ from jtrain.train.runtime import enable_compilation_cache
 from jtrain.train.trainer import train_to_end
 
 LOW, HIGH, STEPS = 1e-6, 1.0, 100
-LEAST = 20  # steps; with fewer the smoothed loss says nothing
+MIN_STEPS = 20  # with fewer the smoothed loss says nothing
 SMOOTHING = 0.05  # share of the steps that the loss is averaged over
 DIVERGED = 4.0  # times the lowest smoothed loss
-BEGINS, FALLS = 0.1, 0.02  # shares: of the fall, where it begins; of the loss, for a fall at all
+BEGIN_SHARE = 0.1  # of the fall: where it begins
+MIN_FALL = 0.02  # share of the loss: less is no fall
+WARMUP = 0.1  # share of the steps in which the loss may grow
+WIDEN = 1000  # factor by which advice lowers or raises a bound of the rates
 
 
 Rates: TypeAlias = tuple[float, float]  # the lowest and the highest learning rate of a test
@@ -70,11 +74,11 @@ class RangeResult:
     smoothed: tuple[float, ...]
     diverged: bool
     """Whether the test ended because the loss was not finite or 4 times its lowest."""
-    lower: float | None
+    lower: float | None = None
     """Rate at which the loss begins to fall: Smith's base rate. None where it never falls."""
-    steepest: float | None
+    steepest: float | None = None
     """Rate at which the loss falls fastest, by the logarithm of the rate: the suggestion."""
-    upper: float | None
+    upper: float | None = None
     """Rate at which the smoothed loss is lowest: Smith's largest rate."""
     trouble: str = ""
     """Why there is no suggestion, or why it may be too low."""
@@ -105,8 +109,8 @@ def run_range_test(
             "optimizer.kind=lbfgs searches for the length of each step itself, so that there is no "
             "rate to test. Take another optimizer: optimizer.kind=adamw."
         )
-    if steps < LEAST:
-        raise ConfigError(f"--steps {steps} are too few to tell; write --steps {LEAST} or more")
+    if steps < MIN_STEPS:
+        raise ConfigError(f"--steps {steps} are too few to tell; write --steps {MIN_STEPS} or more")
     enable_compilation_cache()
     HEARTBEAT.phase("start")
     test = _with_growing_rate(config, rates, steps)
@@ -133,34 +137,30 @@ def analyze(rates: Sequence[float], losses: Sequence[float], *, diverged: bool) 
     """
     mean = _RunningMean(len(losses))
     smoothed = [mean.add(loss) for loss in losses]
-    make = lambda **more: RangeResult(
-        **{"lower": None, "steepest": None, "upper": None, **more},
-        rates=tuple(rates),
-        losses=tuple(losses),
-        smoothed=tuple(smoothed),
-        diverged=diverged,
+    make = functools.partial(
+        RangeResult, tuple(rates), tuple(losses), tuple(smoothed), diverged=diverged
     )
     finite = [i for i, loss in enumerate(smoothed) if math.isfinite(loss)]
     low, high = (rates[0], rates[-1]) if rates else (LOW, HIGH)
-    lower_rates = f"--rates {low / 1000:g}:{low:g}"
-    if len(finite) < 3:
+    lower_rates = f"--rates {low / WIDEN:g}:{low:g}"
+    if len(finite) < 3:  # too few for a slope
         return make(trouble=f"the loss diverged at once. Begin lower: {lower_rates}")
     lowest = min(finite, key=lambda i: smoothed[i])
     first, best = smoothed[finite[0]], smoothed[lowest]
-    if first - best < FALLS * max(abs(first), abs(best), 1e-12):
+    if first - best < MIN_FALL * max(abs(first), abs(best), 1e-12):
         if diverged:
             return make(trouble=f"the loss only grew. Begin lower: {lower_rates}")
         return make(
-            trouble=f"the loss fell by less than {FALLS:.0%}. Go higher: --rates "
-            f"{low:g}:{1000 * high:g}; if that does not help, check the model by --overfit 1"
+            trouble=f"the loss fell by less than {MIN_FALL:.0%}. Go higher: --rates "
+            f"{low:g}:{WIDEN * high:g}; if that does not help, check the model by --overfit 1"
         )
-    begin = next(i for i in finite if first - smoothed[i] >= BEGINS * (first - best))
+    begin = next(i for i in finite if first - smoothed[i] >= BEGIN_SHARE * (first - best))
     steepest = _steepest(rates, smoothed, finite[0], lowest)
     trouble = ""
     if lowest == finite[-1] and not diverged:
         trouble = (
             f"the loss still falls at the highest rate: a higher one may be better. Go higher: "
-            f"--rates {low:g}:{100 * high:g}"
+            f"--rates {low:g}:{WIDEN * high:g}"
         )
     return make(lower=rates[begin], steepest=rates[steepest], upper=rates[lowest], trouble=trouble)
 
@@ -205,7 +205,7 @@ class _Losses(Hook):
         mean = self._mean.add(loss)
         self._best = min(self._best, mean) if math.isfinite(mean) else self._best
         grown = mean - self._best > (DIVERGED - 1) * max(abs(self._best), 1e-12)
-        if not math.isfinite(mean) or (grown and step > self._steps // 10):
+        if not math.isfinite(mean) or (grown and step > WARMUP * self._steps):
             self.diverged = True
             return Stop("the loss diverged")
         return Stop("the range is done") if step == self._steps else None
