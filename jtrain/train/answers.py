@@ -19,12 +19,16 @@ from jtrain.train.experiment import Prompt
 
 Verifier: TypeAlias = Callable[[str, str], float]
 """From the answer that was written and the expected one to a score, usually 0 or 1."""
-# Groups of thousands, plain digits, or digits behind a point (.5) alone, perhaps with an exponent;
-# the minus of 5-7 or n-7 is an operator. \u2212 is the minus of typeset texts.
 _NUMBER = re.compile(
-    r"(?:(?<![\w.)%])[-\u2212])?"
-    r"(?:(?:(?<![\d,])\d{1,3}(?:,\d{3})+(?![\d]|,\d)|\d+)(?:\.\d+)?|(?<![\w.)])\.\d+)"
-    r"(?:[eE][-+]?\d+(?!\w))?"
+    r"""
+    (?:(?<![\w.)%])[-\u2212])?  # a minus, also of typeset texts; that of 5-7 or n-7 is an operator
+    (?:
+        (?:(?<![\d,])\d{1,3}(?:,\d{3})+(?![\d]|,\d)|\d+)(?:\.\d+)?  # with or without commas
+        | (?<![\w.)])\.\d+  # digits behind a point alone
+    )
+    (?:[eE][-+]?\d+(?!\w))?  # an exponent
+    """,
+    re.VERBOSE,
 )
 
 
@@ -41,7 +45,7 @@ def make_question(
     """Return the last question of a conversation, and its answer without the mark at its end."""
     prompt, answer = split_last_answer(conversation)
     mark = np.asarray(stop, answer.dtype)
-    return Question(prompt, tokenizer.decode(_without(until_mark(answer, mark), mark)[0]))
+    return Question(prompt, tokenizer.decode(_strip_mark(until_mark(answer, mark), mark)[0]))
 
 
 def check_fits(questions: Sequence[Question], tokens: int, context: int) -> None:
@@ -132,13 +136,13 @@ class AnswerEvaluation:
                     params,
                     jnp.asarray(prompts),
                     jnp.asarray(lengths),
-                    start=min(sizes),
+                    start=min(sizes),  # of all questions: one program for all batches
                     steps=self.tokens,
                     stop=self.stop,
                 )
             )
             for question, row, length, end in zip(some, text, lengths, ends, strict=False):
-                tokens, ended = _without(row[length:end], mark)
+                tokens, ended = _strip_mark(row[length:end], mark)
                 answer = decode_known(self.tokenizer, tokens)
                 scores.append(float(self.verify(answer, question.answer)))
                 finished += ended
@@ -149,12 +153,38 @@ class AnswerEvaluation:
         return self.build()
 
 
-def _without(tokens: np.ndarray, mark: np.ndarray) -> tuple[np.ndarray, bool]:
+def _strip_mark(tokens: np.ndarray, mark: np.ndarray) -> tuple[np.ndarray, bool]:
+    """Return the tokens without a mark at their end, and whether they had one."""
     ended = len(mark) > 0 and bool(np.array_equal(tokens[-len(mark) :], mark))
     return (tokens[: -len(mark)] if ended else tokens), ended
 
 
-Complete: TypeAlias = Callable[[Params, Extra, Key, Prompt], str]
+@dataclasses.dataclass(frozen=True, eq=False)
+class TextCompletion:
+    """An experiment's `complete`: it returns a prompt and its continuation."""
+
+    build: Callable[[], IncrementalModel]
+    tokenizer: Tokenizer
+    read: Callable[[str], Sequence[int] | np.ndarray]
+    """Encodes a prompt; a run checks its prompt so before it trains."""
+    stop: Sequence[int] | np.ndarray
+
+    def __call__(self, params: Params, extra: Extra, key: Key, prompt: Prompt) -> str:
+        """Return the text of a prompt and its continuation."""
+        del extra
+        start = self.read(prompt.text) if prompt.text else empty_prompt(self.tokenizer)
+        tokens = generate(
+            self.build(),
+            params,
+            jnp.asarray(start, jnp.int32)[None],
+            key,
+            steps=prompt.tokens,
+            temperature=prompt.temperature,
+            top_k=prompt.top_k,
+            top_p=prompt.top_p,
+        )
+        row = until_mark(jax.device_get(tokens)[0], np.asarray(self.stop), len(start))
+        return decode_known(self.tokenizer, row)
 
 
 def make_complete(
@@ -163,10 +193,8 @@ def make_complete(
     *,
     encode: Callable[[str], np.ndarray] | None = None,
     stop: Sequence[int] | np.ndarray = (),
-) -> Complete:
+) -> TextCompletion:
     """Return an experiment's `complete`, which gives the prompt and its continuation.
-
-    Its attributes are `read`, which encodes a prompt, and `tokenizer`.
 
     An empty prompt stands for the end of a document; if the tokenizer has no such token, for a new
     line, or else for its first token.
@@ -177,26 +205,7 @@ def make_complete(
         encode: returns the tokens that the model reads of a prompt; by default the prompt's own.
         stop: tokens in a row after which the continuation is left out; none: it is of full length.
     """
-    model, read = functools.cache(build), encode or tokenizer.encode
-
-    def complete(params: Params, extra: Extra, key: Key, prompt: Prompt) -> str:
-        del extra
-        start = read(prompt.text) if prompt.text else empty_prompt(tokenizer)
-        tokens = generate(
-            model(),
-            params,
-            jnp.asarray(start, jnp.int32)[None],
-            key,
-            steps=prompt.tokens,
-            temperature=prompt.temperature,
-            top_k=prompt.top_k,
-            top_p=prompt.top_p,
-        )
-        row = until_mark(jax.device_get(tokens)[0], np.asarray(stop), len(start))
-        return decode_known(tokenizer, row)
-
-    vars(complete).update(read=read, tokenizer=tokenizer)
-    return complete
+    return TextCompletion(functools.cache(build), tokenizer, encode or tokenizer.encode, stop)
 
 
 def until_mark(row: np.ndarray, stop: np.ndarray, begin: int = 0) -> np.ndarray:
