@@ -19,8 +19,8 @@ from jtrain.errors import ConfigError
 from jtrain.io.regular_files import read_bytes
 
 End: TypeAlias = Literal["done", "stopped", "failed"]
-MOST = 1 << 28  # bytes of a picture
-Shown: TypeAlias = Mapping[str, Path | str]  # by name: a PNG file, or a text
+MAX_PICTURE_BYTES = 1 << 28
+Media: TypeAlias = Mapping[str, Path | str]  # by name: a PNG file, or a text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class TrackerRun:
     """Adds numbers of a step: `loss`, `valid/loss`, ... Steps never decrease."""
     close: Callable[[End], None]
     """Reports how the run ended, and sends the remaining rows."""
-    show: Callable[[int, Shown], None] | None = None
+    show: Callable[[int, Media], None] | None = None
     """Adds the pictures and texts of a step; None: the service takes none."""
     attach: Callable[[Path], None] | None = None
     """Adds a file at the end, the report of the run; None: the service takes none."""
@@ -124,16 +124,16 @@ class TensorBoard(TrackerConfig):
                 writer.add_scalar(name, value, step)
             writer.flush()
 
-        def show(step: int, shown: Shown) -> None:
+        def show(step: int, shown: Media) -> None:
             for name, value in shown.items():
                 if isinstance(value, str):
                     writer.add_text(name, f"```\n{value}\n```", step)
                     continue
-                png = read_bytes(value, most=MOST)  # `add_image` needs pillow
+                png = read_bytes(value, most=MAX_PICTURE_BYTES)  # `add_image` needs pillow
                 width, height = struct.unpack(">II", png[16:24])
                 image = proto.Summary.Image(width=width, height=height, encoded_image_string=png)
-                summary = proto.Summary(value=[proto.Summary.Value(tag=name, image=image)])
-                writer.file_writer.add_summary(summary, step)
+                value = proto.Summary.Value(tag=name, image=image)
+                writer.file_writer.add_summary(proto.Summary(value=[value]), step)
             writer.flush()
 
         return TrackerRun("events", write, lambda end: writer.close(), show)
@@ -166,7 +166,7 @@ class MLflow(TrackerConfig):
             metrics = [entities.Metric(_allowed(n), x, now, step) for n, x in numbers.items()]
             client.log_batch(id, metrics=metrics)
 
-        def show(step: int, shown: Shown) -> None:
+        def show(step: int, shown: Media) -> None:
             for name, value in shown.items():
                 if isinstance(value, str):
                     client.log_text(id, value, f"texts/{_allowed(name)}-{step}.txt")
@@ -182,8 +182,9 @@ class MLflow(TrackerConfig):
         found = client.get_experiment_by_name(self.experiment)
         experiment = found.experiment_id if found else client.create_experiment(self.experiment)
         id = client.create_run(experiment, run_name=about.name).info.run_id
+        # MLflow takes values of 6000 characters, and 100 of them a call.
         params = [entities.Param(_allowed(k), str(x)[:6000]) for k, x in about.config.items()]
-        for i in range(0, len(params), 100):  # MLflow takes as many in a call
+        for i in range(0, len(params), 100):
             client.log_batch(id, params=params[i : i + 100])
         return id
 
@@ -232,7 +233,7 @@ class WandB(TrackerConfig):
         )
         write = lambda step, numbers: run.log(dict(numbers), step=step)
 
-        def show(step: int, shown: Shown) -> None:
+        def show(step: int, shown: Media) -> None:
             text = lambda x: wandb.Html(f"<pre>{html.escape(x)}</pre>")
             media = {
                 n: text(x) if isinstance(x, str) else wandb.Image(str(x)) for n, x in shown.items()

@@ -18,7 +18,7 @@ SHOWN: list[tuple[int, Any]] = []
 
 
 @jt.configclass
-class Shown(jt.trackers.TrackerConfig):
+class Media(jt.trackers.TrackerConfig):
     def open(self, about: jt.trackers.TrackedRun) -> jt.trackers.TrackerRun:
         show = lambda step, shown: SHOWN.append((step, dict(shown)))
         return jt.trackers.TrackerRun("shown", lambda *row: None, lambda end: None, show)
@@ -45,7 +45,7 @@ class Config(jt.RunConfig):
 def run(**values) -> RunResult:
     SHOWN.clear()
     given = {"experiment": "texts", "steps": 5, "batch": 8, "optimizer": SGD(lr=0.1)}
-    return jt.run(Config(**given, trackers=(Shown(),), **values), directory=Path("run"))
+    return jt.run(Config(**given, trackers=(Media(),), **values), directory=Path("run"))
 
 
 def test_texts_come_at_their_steps_and_at_the_end(caplog):

@@ -12,7 +12,7 @@ from jtrain.core.loop import Hook
 from jtrain.io.log import LOG
 from jtrain.io.regular_files import read_json
 from jtrain.train.hooks.log import updates_before
-from jtrain.train.trackers import End, Shown, TrackedRun, TrackerConfig, TrackerRun
+from jtrain.train.trackers import End, Media, TrackedRun, TrackerConfig, TrackerRun
 
 # Step, set (empty for training; the names of pictures and texts), and what sends it.
 _Row = tuple[int, str, Callable[[TrackerRun], None]]
@@ -63,7 +63,7 @@ class Tracking(Hook):
         for thread in self._threads:
             thread.put((step, set, lambda run: run.write(step, plain)))
 
-    def show(self, step: int, shown: Shown) -> None:
+    def show(self, step: int, shown: Media) -> None:
         """Send pictures and texts of a step, by name; nothing where there are none."""
         send = lambda run: run.show(step, shown) if run.show else None
         for thread in self._threads if shown else ():
