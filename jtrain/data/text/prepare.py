@@ -32,8 +32,8 @@ from jtrain.io.disk_errors import disk_advice
 from jtrain.io.object_store import check_local_path
 from jtrain.io.regular_files import atomic_write, open_regular, read_json, resolve_inside
 
-SHARD = 1 << 28  # tokens a file
-BATCH = 1 << 20  # characters tokenized at once
+SHARD = 1 << 28  # tokens a file: 512 MiB of uint16
+BATCH = 1 << 20  # characters tokenized at once: few calls, and little memory
 
 
 class PrepareProgress(NamedTuple):
@@ -84,15 +84,15 @@ def prepare(
             f"--out {out} should be a folder and cannot be created ({error.strerror}). "
             f"{disk_advice(error, out).words}, or set --out {out}-2"
         ) from None
-    note = _open_note(out, request)
-    before = [0, *itertools.accumulate(path.stat().st_size for path in files)]
-    total = before[-1]
+    progress = _open_progress(out, request)
+    start_bytes = [0, *itertools.accumulate(path.stat().st_size for path in files)]
+    total = start_bytes[-1]
 
     def read(start: DocumentCursor) -> Iterator[TextPiece]:
         return read_pieces(files, by=by, field=field, start=start)
 
     def bytes_before(cursor: DocumentCursor) -> int:
-        return before[cursor.file] + cursor.offset
+        return start_bytes[cursor.file] + cursor.offset
 
     def read_texts(phase: str) -> Iterator[str]:
         for piece in read(DocumentCursor()):
@@ -103,8 +103,8 @@ def prepare(
     if by == "file":
         _check_pieces(tokenizer)
     saved = time.monotonic()
-    with contextlib.closing(_Writer(out, tokenizer, shard, note)) as writer:
-        for batch in _batched(read(writer.place)):
+    with contextlib.closing(_Writer(out, tokenizer, shard, progress)) as writer:
+        for batch in _batched(read(writer.cursor)):
             writer.write(batch)
             done = bytes_before(batch[-1].next)
             report(PrepareProgress("tokenizing", done, total, writer.tokens.count))
@@ -119,14 +119,15 @@ def prepare(
 class _Writer:
     """The writer of a folder: the files so far, and the open document."""
 
-    def __init__(self, out: Path, tokenizer: Tokenizer, shard: int, note: dict[str, Any]):
+    def __init__(self, out: Path, tokenizer: Tokenizer, shard: int, progress: dict[str, Any]):
         self.out, self.tokenizer = out, tokenizer
         self._dtype = np.dtype("<u2" if len(tokenizer) <= 1 << 16 else "<u4")
         self._ending = [] if tokenizer.end is None else [tokenizer.end]
-        self.place, self._open = DocumentCursor(*note.get("place", ())), note.get("open", False)
-        self.tokens = AppendLog(out, "tokens-{:05}.bin", self._dtype, shard, note.get("tokens"))
+        self.cursor = DocumentCursor(*progress.get("place", ()))
+        self._in_document = progress.get("open", False)
+        self.tokens = AppendLog(out, "tokens-{:05}.bin", self._dtype, shard, progress.get("tokens"))
         ends = np.dtype("<i8")
-        self.documents = AppendLog(out, "documents.bin", ends, None, note.get("documents"))
+        self.documents = AppendLog(out, "documents.bin", ends, None, progress.get("documents"))
 
     def write(self, batch: Sequence[TextPiece]) -> None:
         ends, count, parts = [], self.tokens.count, []
@@ -134,20 +135,20 @@ class _Writer:
         for piece, part in zip(batch, numbers, strict=True):
             parts.append(part)
             count += len(part)
-            self._open |= len(part) > 0
-            if piece.ends and self._open:  # a document without a token does not count
+            self._in_document |= len(part) > 0
+            if piece.ends and self._in_document:  # a document without a token does not count
                 parts.append(np.array(self._ending, self._dtype))
                 count += len(self._ending)
                 ends.append(count)
-                self._open = False
+                self._in_document = False
         self.tokens.append(np.concatenate(parts).astype(self._dtype))
         self.documents.append(np.array(ends, "<i8"))
-        self.place = batch[-1].next
+        self.cursor = batch[-1].next
 
     def save(self, request: dict[str, Any]) -> None:
-        note = {"place": self.place, "open": self._open, "asked": request}
-        note |= {"tokens": self.tokens.sync(), "documents": self.documents.sync()}
-        atomic_write(self.out / "progress.json", json.dumps(note).encode())
+        progress = {"place": self.cursor, "open": self._in_document, "asked": request}
+        progress |= {"tokens": self.tokens.sync(), "documents": self.documents.sync()}
+        atomic_write(self.out / "progress.json", json.dumps(progress).encode())
 
     def close(self) -> None:
         self.tokens.close()
@@ -228,14 +229,14 @@ def _request(
     }
 
 
-def _open_note(out: Path, request: dict[str, Any]) -> dict[str, Any]:
+def _open_progress(out: Path, request: dict[str, Any]) -> dict[str, Any]:
     """Return progress.json of an unfinished folder; write it in a new folder."""
     path = out / "progress.json"
     if path.exists():
-        note = _read_note(path)
-        if note["asked"] == request or "place" in note:
-            _check_request(out, note["asked"], request, "was started with")
-            return note
+        progress = _read_progress(path)
+        if progress["asked"] == request or "place" in progress:
+            _check_request(out, progress["asked"], request, "was started with")
+            return progress
         (out / "tokenizer.json").unlink(missing_ok=True)  # left by a call that wrote no tokens
     elif others := sorted(entry.name for entry in out.iterdir() if entry != path):
         raise DataError(
@@ -246,11 +247,11 @@ def _open_note(out: Path, request: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _read_note(path: Path) -> dict[str, Any]:
+def _read_progress(path: Path) -> dict[str, Any]:
     """Return the content of progress.json; raise DataError if the file was changed."""
     try:
-        note = read_json(path)
-        return {**note, "asked": dict(note["asked"])}
+        progress = read_json(path)
+        return {**progress, "asked": dict(progress["asked"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"{path} holds the progress of the token files beside it, and is not what was written "
@@ -276,7 +277,7 @@ class AppendLog:
     Args:
         name: the pattern of the file names, `tokens-{:05}.bin`.
         size: numbers a file.
-        known: the result of the last `sync`; everything written after it is cut off.
+        synced_files: the result of the last `sync`; everything written after it is cut off.
     """
 
     def __init__(
@@ -285,10 +286,10 @@ class AppendLog:
         name: str,
         dtype: np.dtype,
         size: int | None,
-        known: list[dict[str, Any]] | None,
+        synced_files: list[dict[str, Any]] | None,
     ):
         self._folder, self._name, self._dtype, self._size = folder, name, dtype, size
-        self._files = list(known or [])
+        self._files = list(synced_files or [])
         self.count = sum(file["count"] for file in self._files)
         """Numbers written, in all files."""
         self._stream = self._reopen()
@@ -328,8 +329,8 @@ class AppendLog:
         """Reopen the last file at its synced length."""
         if not self._files:
             return self._next_file()
-        name, note = self._files[-1]["name"], self._folder / "progress.json"
-        path = resolve_inside(self._folder, name, DataError, note)
+        name, source = self._files[-1]["name"], self._folder / "progress.json"
+        path = resolve_inside(self._folder, name, DataError, source)
         wanted = self._files[-1]["count"] * self._dtype.itemsize
         found = path.stat().st_size if path.exists() else 0
         if found < wanted:
