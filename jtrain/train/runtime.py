@@ -23,7 +23,7 @@ from jtrain.io.environment import user_cache_dir
 
 TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8  # parameters of mallopt(3)
 ARENAS = 4
-"""Of one, the threads of XLA's compiler wait for one another: it took 1.7 times as long."""
+"""With one, on which its threads wait for one another, XLA took 1.7 times as long to compile."""
 LARGEST = 1 << 28
 """Bytes of an allocation above which it is returned to the system when it is freed."""
 _log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ def check_jit_enabled() -> None:
         )
 
 
-def enable_compilation_cache() -> Path | None:
+def enable_compilation_cache() -> str | None:
     """Enable JAX's persistent compilation cache, for programs of any size; return its directory.
 
     `JAX_COMPILATION_CACHE_DIR` is used unchecked: sharing a cache means trusting its writers.
@@ -94,10 +94,8 @@ def enable_compilation_cache() -> Path | None:
     import jax
 
     check_jit_enabled()
-    named = os.environ.get("JAX_COMPILATION_CACHE_DIR")
-    directory = Path(named) if named else _own_directory()
-    where = named or (str(directory) if directory else None)  # gs://... is not a local folder
-    jax.config.update("jax_compilation_cache_dir", where)
+    directory = os.environ.get("JAX_COMPILATION_CACHE_DIR") or _own_directory()
+    jax.config.update("jax_compilation_cache_dir", directory)
     # By default only programs that took a second to compile are kept: none of a small model.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     return directory
@@ -108,28 +106,35 @@ def usual_directory() -> Path:
     return Path(user_cache_dir()) / "jtrain" / "compiled"
 
 
-def _own_directory() -> Path | None:
+def _own_directory() -> str | None:
     """Return the first of two directories that is safe, created if missing; None if neither is."""
-    usual, faults = usual_directory(), []
+    usual, faults, safe = usual_directory(), [], None
     for directory in (usual, Path(tempfile.gettempdir()) / f"jtrain-{os.getuid()}" / "compiled"):
-        with contextlib.suppress(OSError):  # a missing or unsafe folder is found below
-            directory.parent.parent.mkdir(0o700, parents=True, exist_ok=True)
-            for folder in (directory.parent, directory):
-                folder.mkdir(0o700, exist_ok=True)
-        if not (fault := _find_fault(directory)):
-            directory.chmod(0o700)
+        fault = _make_private(directory)
+        if not fault:
+            safe = str(directory)
             break
         faults.append(fault)
-    else:
-        directory = None
     if faults and os.path.lexists(usual):  # else there is nothing to distrust
-        instead = f"{directory} is used instead" if directory else "each run compiles again"
+        instead = f"{safe} is used instead" if safe else "each run compiles again"
         _log.warning(
             f"compile cache: another user may have put programs into {usual}: {faults[0]}. None of "
             f"them is run; {instead}. To have a cache of your own: mv {usual.parent} "
             f"{usual.parent}.old, or set XDG_CACHE_HOME to a directory that only you may write to."
         )
-    return directory
+    return safe
+
+
+def _make_private(directory: Path) -> str:
+    """Create a directory that only this user may enter; return why it is unsafe, or ""."""
+    with contextlib.suppress(OSError):  # a missing or unsafe folder is found below
+        directory.parent.parent.mkdir(0o700, parents=True, exist_ok=True)
+        for folder in (directory.parent, directory):
+            folder.mkdir(0o700, exist_ok=True)
+    fault = _find_fault(directory)
+    if not fault:
+        directory.chmod(0o700)
+    return fault
 
 
 def _find_fault(directory: Path) -> str:

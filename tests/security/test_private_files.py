@@ -122,7 +122,7 @@ def test_a_compile_cache_that_others_can_write_is_not_used(how, caches, caplog):
     usual.mkdir(0o700, parents=True)
     usual.parent.chmod(0o700)
     UNTRUSTED[how](usual)
-    assert enable_compilation_cache() == other
+    assert enable_compilation_cache() == str(other)
     settings: Any = jax.config
     assert settings.jax_compilation_cache_dir == str(other)
     assert stat.S_IMODE(other.stat().st_mode) == 0o700
@@ -134,7 +134,7 @@ def test_a_compile_cache_that_others_can_write_is_not_used(how, caches, caplog):
     # The advice helps, unless the fault is above the path that it moves.
     usual.parent.rename(usual.parent.with_suffix(".old"))
     usual.parent.parent.chmod(0o755)
-    assert enable_compilation_cache() == usual
+    assert enable_compilation_cache() == str(usual)
     assert caplog.text == ""
 
 
@@ -152,10 +152,10 @@ def test_a_compile_cache_of_the_user_becomes_private_silently(caches: tuple[Path
     usual, _ = caches
     usual.mkdir(parents=True, mode=0o755)
     program_in(usual)
-    assert enable_compilation_cache() == usual
+    assert enable_compilation_cache() == str(usual)
     assert stat.S_IMODE(usual.stat().st_mode) == 0o700
     program_in(usual).chmod(0o664)  # as with umask 002; nobody else may enter its folder
-    assert enable_compilation_cache() == usual
+    assert enable_compilation_cache() == str(usual)
     assert caplog.text == ""
 
 
