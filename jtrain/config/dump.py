@@ -32,8 +32,7 @@ class Difference(NamedTuple):
 
 
 def plain_values(config: Any) -> Plain:
-    """Return a config, or a part of it, as JSON types; keys in the order of the schema,
-    `kind` first."""
+    """Return a config, or a part of it, as JSON types, with its secrets; `kind` first."""
     if dataclasses.is_dataclass(config):
         names = [field.name for field in dataclasses.fields(config)]
         names.sort(key=lambda name: name != "kind")  # it decides which other keys there are
@@ -50,7 +49,7 @@ def plain_values(config: Any) -> Plain:
 
 
 def to_plain(config: Any) -> Plain:
-    """Return the plain config without its secrets, as it is written to files."""
+    """Return `plain_values` with secrets redacted, as a config is written to files."""
     return redact_values(plain_values(config))
 
 
@@ -73,7 +72,7 @@ def flatten(config: Any) -> dict[str, Plain]:
 
 
 def dump(config: Any, header: str = "") -> str:
-    """Return YAML with every value of a config; resolving it gives the same config."""
+    """Return YAML that resolves to the same config; secrets are not redacted: see `to_plain`."""
     comment = [f"# {line}".rstrip() for line in header.splitlines()]
     return "\n".join([*comment, *_lines(plain_values(config), 0)]) + "\n"
 

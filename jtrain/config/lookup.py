@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from jtrain.config.configclass import is_configclass
-from jtrain.config.registry import installed
+from jtrain.config.registry import entry_points_of
 from jtrain.config.top import BaseConfig
 from jtrain.errors import ConfigError
 from jtrain.errors.spelling import did_you_mean
@@ -85,7 +85,7 @@ def find_experiment(name: str, config: Path) -> FoundExperiment:
     for beside in (directory, shipped_folder(PACKAGE)):
         if name in (own := _local(beside)):
             return FoundExperiment(name, own[name], directory)
-    others = installed(PACKAGE)
+    others = entry_points_of(PACKAGE)
     if name in others:
         return FoundExperiment(name, others[name], directory)
     if name == FIT and (config.parent / "run.json").exists():
@@ -110,7 +110,7 @@ def find_experiment(name: str, config: Path) -> FoundExperiment:
 
 def describe_available(config: Path) -> str:
     """Describe the available experiments, searched from the place of a config."""
-    others = sorted({*_local(_directories(config)[0]), *installed(PACKAGE)})
+    others = sorted({*_local(_directories(config)[0]), *entry_points_of(PACKAGE)})
     own = ", ".join(name for name in _local(shipped_folder(PACKAGE)) if name not in others)
     if not others:
         return f"there is none but those that come with jtrain: {own}"

@@ -40,7 +40,7 @@ class Kind:
     """The name of the class in its registry; empty: package.module:Name."""
 
 
-def installed(name: str) -> "dict[str, EntryPoint]":
+def entry_points_of(name: str) -> "dict[str, EntryPoint]":
     """Return what installed packages add to the group `jtrain.NAME`; imports none of it."""
     from importlib.metadata import entry_points  # 30 ms, and most kinds come with jtrain
 
@@ -72,7 +72,7 @@ class Registry:
 
     def installed(self) -> list[str]:
         """Return the names that installed packages add."""
-        return sorted(installed(self.name))
+        return sorted(entry_points_of(self.name))
 
     def find(self, kind: str) -> type:
         """Return the class of a kind that does not come with jtrain.
@@ -82,7 +82,7 @@ class Registry:
         """
         address = kind
         if ":" not in kind:
-            found = installed(self.name)
+            found = entry_points_of(self.name)
             if kind not in found:
                 raise ConfigError(f"no package has {kind} among its {self.name}")
             address = found[kind].value
@@ -145,7 +145,7 @@ class Registry:
             adapter = TypeAdapter(cls)
             if info.mode == "python":
                 return adapter.validate_python(value, context=info.context)
-            # Strict means of JSON: a list for a tuple, and no text for a number.
+            # Strict JSON takes a list for a tuple, and no text for a number.
             return adapter.validate_json(
                 json.dumps(value), strict=True, context=info.context, by_alias=True, by_name=False
             )
