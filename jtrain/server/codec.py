@@ -17,14 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from jtrain.core.types import Params
-from jtrain.parallel.strategies.server_modes import (
-    E3M0,
-    BFloat16,
-    Compression,
-    Int4,
-    Int8,
-    TopK,
-)
+from jtrain.parallel.strategies.server_modes import E3M0, BFloat16, Compression, Int4, Int8, TopK
 from jtrain.server.partition import Partition
 
 Arrays = Sequence[np.ndarray]

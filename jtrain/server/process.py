@@ -67,13 +67,11 @@ def leave_on_signals() -> threading.Event:
     """Return an event that SIGTERM or SIGINT sets; a second signal ends the process."""
     leaving = threading.Event()
 
-    def leave(number: int, frame: object) -> None:
-        del frame
-        del number
+    def leave(*_: object) -> None:
         set_handlers(signal.SIG_DFL)
         leaving.set()
 
-    def set_handlers(handler: "signal.Handlers | Callable[[int, object], None]") -> None:
+    def set_handlers(handler: "signal.Handlers | Callable[..., None]") -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, handler)
 

@@ -287,10 +287,8 @@ class ShardService:
         shard = self._shards[fields.get("fragment", 0)]
         match request.name:
             case "pull" if self._plan.publishes:
-                found = shard.pull_change(fields["known"])
-                return Message(
-                    "change", {"version": found.version, "kind": found.kind}, found.arrays
-                )
+                version, kind, arrays = shard.pull_change(fields["known"])
+                return Message("change", {"version": version, "kind": kind}, arrays)
             case "pull":
                 leaves = shard.pull(fields["worker"], keep=fields["keep"])
                 return Message("params", {}, self._plan.pull_codec.encode(leaves))
