@@ -144,11 +144,6 @@ class CallSchedule:
         return dataclasses.replace(self, longest=longest, ends=ends, points=points, why=why)
 
 
-def fixed_schedule(steps_per_call: int, stop: int) -> CallSchedule:
-    """Return the schedule of calls that all have the same number of steps."""
-    return CallSchedule(longest=steps_per_call, stop=stop)
-
-
 def choose_schedule(
     config: RunConfig,
     strategy: Strategy,
@@ -177,8 +172,8 @@ def choose_schedule(
 
     def choose() -> CallSchedule:
         if config.steps_per_call != "auto":
-            return fixed_schedule(config.steps_per_call, config.steps)
-        single = fixed_schedule(1, config.steps)
+            return CallSchedule(longest=config.steps_per_call, stop=config.steps)
+        single = CallSchedule(longest=1, stop=config.steps)
         if seconds >= LONG_STEP_SECONDS or any(map(is_on_host, leaves)):
             return single
         if config.workers.count or strategy.loop != Strategy.loop:
@@ -212,7 +207,7 @@ def auto_schedule(
     limits = MAX_STEPS, MAX_CALL_SECONDS / seconds, MAX_STACK_BYTES / max(batch_bytes, 1)
     fit = int(min(limits))
     if seconds >= LONG_STEP_SECONDS or fit < 2:
-        return fixed_schedule(1, config.steps)
+        return CallSchedule(longest=1, stop=config.steps)
     unneeded = {*untimed, *(() if evaluates else ["evaluate.every"])} - {"steps"}
     every = {key: x for key, x in config.cadences().items() if key not in unneeded}
     cadences = {key: x for key, x in every.items() if isinstance(x, int) and x}

@@ -20,7 +20,6 @@ from jtrain.train.call_schedule import (
     CallSchedule,
     auto_schedule,
     find_call_ends,
-    fixed_schedule,
 )
 from jtrain.train.hooks.function_hooks import on_numbers, on_state
 from jtrain.train.program import set_up
@@ -140,5 +139,5 @@ def test_calls_are_as_long_as_the_cadence_of_a_hook():
         "a program for one step has other bits"
     )
     assert schedule.ending_for(ends_for(on_numbers(lambda step, numbers: None))) == schedule
-    fixed = fixed_schedule(5, 20)
+    fixed = CallSchedule(longest=5, stop=20)
     assert fixed.ending_for(ends_for(on_state(lambda step, state: None))) == fixed
