@@ -85,14 +85,12 @@ def normalize_loss(
             else:
                 got = loss(params, batch, rng)
         if isinstance(loss, Stateful):
-            value, metrics, changed = _parts(got, 3)
-            return LossOutput(
-                _terms(value, batch, ragged), _metrics(metrics), _changes(extra, changed)
-            )
-        value, metrics = _parts(got, 2) if type(got) is tuple else (got, {})
-        return LossOutput(
-            _terms(value, batch, ragged), _metrics(metrics), jax.tree.map(lambda _: None, extra)
-        )
+            value, metrics, new = _parts(got, 3)
+        else:
+            value, metrics = _parts(got, 2) if type(got) is tuple else (got, {})
+            new = extra
+        terms, metrics = _terms(value, batch, ragged), _metrics(metrics)
+        return LossOutput(terms, metrics, _changes(extra, new))
 
     return jax.jit(call, inline=True)
 

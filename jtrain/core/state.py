@@ -40,16 +40,13 @@ def new_state(
 ) -> TrainState:
     """Return the state before the first step.
 
-    Call it under `jit` with `out_shardings`, so that no array is ever unsharded.
-
-    Raises:
-        ConfigError: if the key is not of JAX's default PRNG.
+    Call it under `jit` with `out_shardings`, so that no array is ever unsharded. The key is of
+    JAX's default PRNG, or a ConfigError is raised.
     """
     check_optimizer(optimizer)
-    default, found = jax.random.key_impl(jax.random.key(0)), jax.random.key_impl(rng)
-    if found != default:
+    if (found := jax.random.key_impl(rng)) != jax.random.key_impl(jax.random.key(0)):
         raise ConfigError(
-            f"the key is one of {found}, and keys of a step are of JAX's default, {default}. Write "
+            f"the key is one of {found}, and a step makes keys of JAX's default PRNG. Write "
             f"jax.random.key(0), or set the default: JAX_DEFAULT_PRNG_IMPL={found}"
         )
     return TrainState(
