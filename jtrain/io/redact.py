@@ -45,11 +45,17 @@ _NAMED = re.compile(
     r"(?P<value>\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'|[^\s,;&\"'}\])]+)",
     re.IGNORECASE | re.ASCII,
 )
-# Values of a key or token that are not a secret: `image`, `<pad>`, `params/blocks/0/qkv`, `1e-3`.
 _PART = r"(?:[^\W\d_]{1,20}\d{0,4}|\d{1,6})"
+# Values of a key or token that are not a secret.
 _PLAIN = re.compile(
-    r"[<\[({|][^\n]{0,30}[>\])}|]?|[^(\[]*[(\[].*|[\d.,e+-]*|\W{0,4}"
-    rf"|[\W_]{{0,3}}{_PART}(?:[\W_]{{1,2}}{_PART})*[\W_]{{0,2}}"
+    rf"""
+    [<\[({{|][^\n]{{0,30}}[>\])}}|]?  # <pad>
+    | [^(\[]*[(\[].*  # a call or an index
+    | [\d.,e+-]*  # 1e-3
+    | \W{{0,4}}
+    | [\W_]{{0,3}}{_PART}(?:[\W_]{{1,2}}{_PART})*[\W_]{{0,2}}  # image, params/blocks/0/qkv
+    """,
+    re.VERBOSE,
 )
 # Words after a name in an error message: `model.secret: is not a key`.
 _PROSE = {

@@ -52,8 +52,8 @@ class StepWindow(NamedTuple):
 class ProfileWindow(Hook):
     """Hook that traces the calls of a window of steps, with the phases of the host in the trace.
 
-    Calls end where the window begins and ends, and the devices have done them by then. A trace that
-    cannot be written is reported, and the run goes on.
+    The trace starts and stops between calls, when the devices are idle. A trace that cannot be
+    written is reported, and the run goes on.
 
     Args:
         window: the steps; with several steps a call, all calls that take any of them.
@@ -111,9 +111,10 @@ class ProfileWindow(Hook):
         if self._traces:
             self._stop(step)
         elif not self._over and self.traced is None:
-            past = step >= self._window.last
-            why = "had taken" if past else f"ended at step {step}, before"
-            self._log(f"no profile: the run {why} steps {self._window}{' before' * past}")
+            if step >= self._window.last:
+                self._log(f"no profile: the run had taken steps {self._window} before")
+            else:
+                self._log(f"no profile: the run ended at step {step}, before steps {self._window}")
 
     def _start(self) -> None:
         try:
