@@ -57,8 +57,8 @@ for ignored, handler in (
 def pytest_configure(config: pytest.Config) -> None:
     """Ignore what another test, or another process, may have left to a test that is not at fault.
 
-    A failed save ignores its coroutines from then on, which pytest forgets after each test, and
-    what the save left behind may be collected in a later test. JAX writes a program to the user's
+    Coroutines of a failed save may be collected in a later test, where pytest has forgotten the
+    filter that the save has set. JAX writes a program to the user's
     compile cache in place, so that the other worker may read half of it, and a process that is
     killed or whose disk is full leaves half of it for good: JAX compiles anew then.
     """
@@ -79,10 +79,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest goes by the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave one case in n of a test with `sampled(n)` as it is marked; mark the others down.
-
-    Of the default cases the others are thorough, of those that are thorough they are slow.
-    """
+    """With `sampled(n)` keep every n-th case; the others move a tier down: thorough, then slow."""
     found = collections.Counter()
     for item in items:
         sampled = item.get_closest_marker("sampled")

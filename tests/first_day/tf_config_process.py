@@ -1,4 +1,4 @@
-"""A script that TensorFlow's workers would run, by two of them: PORT INDEX RESULTS. Not a test."""
+"""Child process: trains as worker INDEX of two, set up by TF_CONFIG. PORT INDEX RESULTS."""
 
 import json
 import os
@@ -32,5 +32,5 @@ if __name__ == "__main__":
     assert jt.join_processes().index == index, "again it does nothing"
     result = fitted()
     assert jax.device_count() == 2
-    judged = result.evaluate((X, Y))["loss"]
-    np.savez(sys.argv[3], judged=judged, predicted=result.predict(X))
+    loss = result.evaluate((X, Y))["loss"]
+    np.savez(sys.argv[3], loss=loss, predicted=result.predict(X))

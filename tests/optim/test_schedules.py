@@ -1,4 +1,4 @@
-"""Learning rates over a run as text; groups of parameters, found by their names."""
+"""Learning rates over a run as text; groups of parameters, by their names; clipping by the norm."""
 
 from pathlib import Path
 from typing import Any

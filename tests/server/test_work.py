@@ -37,8 +37,8 @@ def left(run: str, pid: int) -> dict | None:
 
 def test_a_worker_joins_is_asked_to_leave_and_another_is_killed(monkeypatch):
     monkeypatch.setenv("JTRAIN_SERVER_SLOW", SLOW)
-    slow = ("steps=3000", "evaluate.every=0", "checkpoint.every=1000", "log.every=1")
-    run = start("run", "{kind: async}", *slow, "parallel.max_workers=4")
+    settings = ("steps=3000", "evaluate.every=0", "checkpoint.every=1000", "log.every=1")
+    run = start("run", "{kind: async}", *settings, "parallel.max_workers=4")
     wait_for_step("run", 10, run)
     assert os.stat("runs/run/.server.json").st_mode & 0o077 == 0, "the token is the owner's"
     polite, killed = work("run"), work("runs/run")
