@@ -4,6 +4,7 @@ import ast
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import jax
@@ -92,6 +93,8 @@ def test_losses_and_parameters_of_20_steps_are_equal(name: str, tmp_path: Path):
         if isinstance(node, ast.Import | ast.ImportFrom)
     }
     assert modules - sys.stdlib_module_names == {"jax", "numpy", "optax"}
+    if find_spec("ruff") is None:  # a tool of developers, which .ci/run has
+        return
     ruff = [sys.executable, "-m", "ruff"]
     for words in (["check", "--select", "E,F,I", "--ignore", "E731,E741"], ["format", "--check"]):
         how = ["--isolated", "--line-length", "100", str(ejected.file)]
