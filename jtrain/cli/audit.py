@@ -10,12 +10,10 @@ from jtrain.cli.arguments import Arguments, find_config
 from jtrain.cli.output import is_first_process, print_error, redirect_output
 from jtrain.cli.output import print_text as print
 from jtrain.config.resolve import resolve
-from jtrain.errors import UserError
+from jtrain.errors import DIFFERS, UserError
 
 if TYPE_CHECKING:
     from jtrain.inspect.debug.audit import AuditedStep, AuditResult
-
-DIFFERS = 1  # exit code
 
 
 def main(argv: Sequence[str]) -> int:

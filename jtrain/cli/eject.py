@@ -8,10 +8,8 @@ from pathlib import Path
 from jtrain.cli.arguments import Arguments
 from jtrain.cli.output import print_error, resolve_config
 from jtrain.cli.output import print_text as print
-from jtrain.errors import DONE, UserError
+from jtrain.errors import DIFFERS, DONE, UserError
 from jtrain.io.object_store import check_local_path
-
-DIFFERS = 1  # exit code
 
 
 def main(argv: Sequence[str]) -> int:

@@ -16,9 +16,9 @@ from types import TracebackType
 
 from jtrain.errors.spelling import did_you_mean as did_you_mean
 
-# Exit codes: done; an error in what was typed; an error that another try may not have; stopped,
-# and the same command resumes; ended because it made no progress.
-DONE, MISTAKE, FAULT, STOPPED, HUNG = 0, 2, 70, 75, 124
+# Exit codes: done; what was computed again differs; an error in what was typed; an error that
+# another try may not have; stopped, and the same command resumes; ended as it made no progress.
+DONE, DIFFERS, MISTAKE, FAULT, STOPPED, HUNG = 0, 1, 2, 70, 75, 124
 
 
 class UserError(ValueError):

@@ -182,10 +182,10 @@ def _wrong_arguments(
         parameters = inspect.signature(function).parameters.values()
         needed = ", ".join(p.name for p in parameters if p.default is p.empty)
         name, missing = function.__name__, str(error).partition(": ")[2].replace("'", "")
-        model = "; with a model jt.fit(jt.classifier(model), model, data), or jt.regression"
-        return ConfigError(
-            f"{name} was given no {missing}. Write jt.{name}({needed}){model * (name == 'fit')}."
-        )
+        line = f"jt.{name}({needed})"
+        if name == "fit":
+            line += "; with a model jt.fit(jt.classifier(model), model, data), or jt.regression"
+        return ConfigError(f"{name} was given no {missing}. Write {line}.")
     if "unexpected keyword argument" not in str(error):
         return None
     names = [name for name in inspect.signature(function).parameters if name != "self"]

@@ -334,7 +334,7 @@ def _cycle(pairs: list[list[int]]) -> list[int]:
 
 def is_forward(attributes: str) -> bool:
     """Return whether a permutation sends to the next device of a ring or row, at any stride."""
-    found = re.search(r"source_target_pairs=\{([^=]*?\})\}", attributes)
+    found = PAIRS.search(attributes)
     passed = _cycle(_lists(found[1])) if found else []
     if len(passed) < 2:
         return True

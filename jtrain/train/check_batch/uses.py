@@ -293,7 +293,7 @@ class _Softmaxes(Interpreter[str]):
             shape = equation.invars[0].aval.shape
             self.sizes |= {shape[axis] for axis in equation.params["axes"]}
             made = "total"
-        elif name in _SAME | _MOVES | {"max", "select_n"}:
+        elif name in _KEEPS:
             made = self.join(*inputs)
         elif name == "neg":
             made = inputs[0]
@@ -302,6 +302,7 @@ class _Softmaxes(Interpreter[str]):
         return [made] * len(equation.outvars)
 
 
+_KEEPS = _SAME | _MOVES | {"max", "select_n"}
 _SOFTMAX = {
     ("div", "exp", "total"): "softmax",
     ("reduce_max", "softmax"): "largest",
