@@ -66,6 +66,8 @@ def _tasks(args: argparse.Namespace, config: "RunConfig", directory: Path) -> in
 
 def _watch(args: argparse.Namespace) -> int:
     """Evaluate the checkpoints of a run as they appear."""
+    if args.tasks:
+        raise UserError("jtrain eval: --watch follows the sets of a run. Leave out --tasks")
     if args.step != "newest":
         raise UserError(
             f"jtrain eval: --watch evaluates the checkpoints as they appear, and --step "

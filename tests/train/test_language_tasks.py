@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import jtrain as jt
+from jtrain.cli import main
 from jtrain.errors import ConfigError, DataError
 from jtrain.parallel import FSDP, Single
 from jtrain.train import evaluate_tasks, make_complete, read_tasks
@@ -117,6 +118,11 @@ def test_what_is_written_is_cut_and_matched(tmp_path):
 def test_what_is_no_task_is_named_by_its_line(row, said, tmp_path):
     with pytest.raises(DataError, match=said):
         tasks_in(tmp_path, TASKS[0], row)
+
+
+def test_tasks_are_not_watched(capsys):
+    assert main(["eval", "run", "--watch", "--tasks", "tasks.jsonl"]) == 2
+    assert "Leave out --tasks" in capsys.readouterr().err
 
 
 def test_a_run_without_a_language_model_is_refused(tmp_path):
