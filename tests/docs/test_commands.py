@@ -105,6 +105,8 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "web.jsonl").write_text("\n".join(rows))
     talk = [{"role": "user", "content": "and?"}, {"role": "assistant", "content": "Thou art."}]
     (place / "talks.jsonl").write_text(f"{json.dumps({'messages': talk})}\n" * 200)
+    task = {"context": "Thou art ", "choices": ["more", "a day"], "answer": 0}
+    (place / "questions.jsonl").write_text(json.dumps(task))
     pair = {"anchor": "to thee", "positive": "Thou art more", "negatives": ["a day", "Shall I"]}
     (place / "pairs.jsonl").write_text(f"{json.dumps(pair)}\n" * 200)
     (place / "long.txt").write_text("a thousandth of it has to be a row of 1,024 tokens. " * 25_000)
