@@ -281,6 +281,8 @@ class Trainer:
             self.save.at(ended.step, ended.state)  # does nothing if it is saved
         with HEARTBEAT.during("save"):  # until the last save is on the disk, or failed too often
             while self.retries is not None and self.retries.wait_for_last():
+                if self.bad_steps.bad:  # nothing is saved after a bad step
+                    break
                 self.save.again(ended.step, ended.state)
         status, why, checkpoint = STATUS[stop.kind], stop.why, None
         if isinstance(store, DirectoryStore):

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,15 @@ from quick_study import At
 
 import jtrain as jt
 from chaos.numbers import Config, Fault, FiniteCheck, config, different
-from jtrain.checkpoint import CheckpointManager
+from jtrain.checkpoint import CheckpointManager, seal
 from jtrain.config.sections import RollbackPolicy, Spike, StopPolicy
 from jtrain.config.top import CheckpointConfig, LogConfig
 from jtrain.distributed.launcher import launch
 from jtrain.io import jsonl
+from jtrain.train.hooks.bad_steps import BadSteps
 from jtrain.train.program import set_up
 from jtrain.train.rollback import _took, find_resume_point
+from jtrain.train.save import CheckpointSaver
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -201,6 +204,33 @@ def test_nothing_later_than_a_bad_step_is_saved():
     assert ran(given, "run").status == "failed"
     with CheckpointManager(Path("runs/run/checkpoints")) as checkpoints:
         assert checkpoints.steps() == [2]
+
+
+@pytest.mark.thorough
+def test_a_run_that_a_bad_step_ends_is_not_held_up_by_a_failed_save(monkeypatch):
+    ended, tried = threading.Event(), []
+    judge_last, save = BadSteps.stop_at_end, CheckpointSaver.__call__
+
+    def judge_then_fail(bad_steps, step):
+        stop = judge_last(bad_steps, step)
+        ended.set()
+        return stop
+
+    def fail(*_):
+        assert ended.wait(60)
+        raise OSError(28, "No space left on device")
+
+    def count(saver, step, state):
+        tried.append(step)
+        assert len(tried) < 9, "it tries for ever"
+        save(saver, step, state)
+
+    monkeypatch.setattr(BadSteps, "stop_at_end", judge_then_fail)
+    monkeypatch.setattr(seal, "seal", fail)
+    monkeypatch.setattr(CheckpointSaver, "__call__", count)
+    assert ran(config("run", (NAN,), StopPolicy()), "run").status == "failed"
+    with CheckpointManager(Path("runs/run/checkpoints")) as checkpoints:
+        assert checkpoints.steps() == []
 
 
 SCRIPT = Path(__file__).with_name("rollback_process.py")
