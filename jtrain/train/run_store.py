@@ -70,7 +70,7 @@ class MemoryStore:
         """Return a function of step and state that holds the weights of the best evaluation."""
 
         def hold(step: int, state: TrainState) -> None:
-            if best is not None and best.best is not None and best.best.step == step:
+            if best is not None and best.is_best(step):
                 weights = program.evaluation_params(state), state.extra
                 self.best_weights = jax.tree.map(jnp.copy, weights)
 

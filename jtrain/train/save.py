@@ -80,10 +80,10 @@ class SaveHook(Hook, Recorder):
 
     def on_state(self, step: int, state: TrainState) -> None:
         """Save the state if it is due."""
-        best = self._best and self._best.best
+        is_best = self._best is not None and self._best.is_best(step)
         if self._fails:
             self.again(step, state)
-        elif step % self.every == 0 or (best and best.step == step) or self._is_late():
+        elif step % self.every == 0 or is_best or self._is_late():
             self.at(step, state)
 
     def at(self, step: int, state: TrainState) -> None:

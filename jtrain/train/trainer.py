@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -29,7 +29,7 @@ from jtrain.distributed.watchdog import DeadlockWatch
 from jtrain.io.log import LOG, RunLog
 from jtrain.train import run_hooks
 from jtrain.train.hooks.bad_steps import explain_failure
-from jtrain.train.hooks.evaluation import EvaluationResult, Results
+from jtrain.train.hooks.evaluation import EvaluateEvery, EvaluationResult, Results
 from jtrain.train.hooks.log import LogHook, MetricHistory, MetricsFile
 from jtrain.train.hooks.profile_window import ProfileWindow
 from jtrain.train.hooks.recompute_check import RecomputeCheck
@@ -216,10 +216,9 @@ class Trainer:
             for line in banner_lines(self.attempt.program.resolved, resume.schedule, resume.start):
                 LOG.info(line)
             try:
-                self._catch_up(state)
+                already_over = self._catch_up(state)
             except StoppedError as asked:
                 return LoopResult(state, self.attempt.start, asked.stop)
-            already_over = self._earlier_stop() if self.attempt.start else None
             for hook in self.own_hooks:
                 if isinstance(hook, ProfileWindow):
                     step_fn = hook.wrap(step_fn, resume.schedule.after, self.attempt.start)
@@ -269,8 +268,7 @@ class Trainer:
         stop, store = ended.stop or Stop("", "finished"), self.attempt.store
         try:
             if stop.kind == "finished":
-                for evaluation in self.evaluations.values():
-                    evaluation.at(ended.step, ended.state)
+                self._evaluate(self.evaluations.values(), ended.step, ended.state)
             self.save.at(ended.step, ended.state)
             if stop.kind == "finished":
                 with self.attempt.signals.interruptible():
@@ -339,26 +337,26 @@ class Trainer:
         alone = jax.process_count() == 1 and devices > 1
         return DeadlockWatch(pool_advice(devices)) if alone else contextlib.nullcontext()
 
-    def _catch_up(self, state: TrainState) -> None:
-        """Evaluate what was due at the step that a run resumes from, where a signal ended it.
+    def _catch_up(self, state: TrainState) -> Stop | None:
+        """Evaluate what was due at the step of a resume, where a signal ended the run.
 
-        Not at the last step, which is evaluated in any case.
+        Not at the last step, which `finish` evaluates. Return a `Stop` for the results so far.
         """
-        step = self.attempt.start
-        if not step or step == self.attempt.config.steps:
-            return
-        evaluations = self.evaluations.values()
-        due = [x for x in evaluations if step % x.every == 0 and step not in x.results]
-        for evaluation in due:
-            evaluation.at(step, state)
-        best = self.best
-        if best is not None and best in due and best.best and best.best.step == step:
-            self.save.at(step, state)
+        step, evaluations = self.attempt.start, self.evaluations.values()
+        if step and step != self.attempt.config.steps:
+            self._evaluate([each for each in evaluations if step % each.every == 0], step, state)
+        return next(filter(None, (each.verdict() for each in evaluations)), None)
 
-    def _earlier_stop(self) -> Stop | None:
-        """Return the `Stop` for results that were found before this start."""
-        stops = (evaluation.verdict() for evaluation in self.evaluations.values())
-        return next((stop for stop in stops if stop), None)
+    def _evaluate(self, evaluations: Iterable[EvaluateEvery], step: int, state: TrainState) -> None:
+        """Evaluate a state where it was not; save it again if it is the best.
+
+        It may have been saved already, without the number that makes it the best.
+        """
+        for evaluation in evaluations:
+            if step not in evaluation.results:
+                evaluation.measure_once(step, state)
+                if evaluation is self.best and evaluation.is_best(step):
+                    self.save.again(step, state)
 
     def _write_results(self, step: int, name: str, numbers: Mapping[str, Any]) -> None:
         self.metrics.row(step, name, numbers)

@@ -85,6 +85,15 @@ def test_gives_back_the_best_and_stops_when_it_gets_worse(capfd):
     assert f"ended after step {step + 10}" in said
 
 
+def test_gives_back_the_last_state_if_that_is_the_best():
+    ten = np.full(16, 10, np.float32)
+    how = {"lr": 0.02, "steps": 5, "batch": 8, "valid": ten, "valid_every": 2, "best": "loss"}
+    result = jt.fit(hills, {"w": np.float32(0)}, ten, "sgd", **how, quiet=True)
+    assert result.best is not None
+    assert result.best.step == 5, "no evaluation is due there, but at the end"
+    assert result.params["w"] == result.state.params["w"]
+
+
 @pytest.mark.thorough
 def test_goes_on_where_a_named_call_was_stopped():
     call = dict(lr=0.01, steps=12, batch=16, every=1, valid=(X, Y), valid_every=4, quiet=True)

@@ -47,6 +47,7 @@ class EvaluateEvery(Hook):
         self.listeners: list[Any] = []
         """Hooks with `on_results`, which get each result; see `add_listeners`."""
         self._stop: Stop | None = None
+        self._heard: int | None = None  # step of the newest result that the listeners got
         self.results: dict[int, Mapping[str, float]] = {} if results is None else results
         """Numbers by evaluated step, in order."""
         self._measure, self._log, self._goal = measure, log, BestMetric.parse(best)
@@ -74,39 +75,43 @@ class EvaluateEvery(Hook):
         name = self._goal.name if self._goal else ""
         return self.results.get(step, {}).get(name)
 
-    def at(self, step: int, state: Any) -> Mapping[str, float]:
-        """Return the numbers of a state; it is measured unless its step already was."""
+    def is_best(self, step: int) -> bool:
+        """Return whether the best result is that of a step."""
+        return self.best is not None and self.best.step == step
+
+    def measure_once(self, step: int, state: Any) -> None:
+        """Measure a state, unless its step already was; the listeners get the result."""
         if step not in self.results:
             numbers = self._measure(state)
             self.results[step] = numbers
             self._log(step, numbers)
-            self._stop = self.verdict()
-        return self.results[step]
+            self.verdict()
 
     def on_state(self, step: int, state: Any) -> Stop | None:
         """Measure the state; end the run if a listener returns a `Stop`."""
         try:
-            self.at(step, state)
+            self.measure_once(step, state)
         except StoppedError as error:  # the evaluation is made when the run resumes
             return error.stop
-        return self._stop
+        return self.verdict()
 
     def verdict(self) -> Stop | None:
-        """Return the first `Stop` of a listener for the results so far, or None."""
-        if self.newest is None:
-            return None
-        step = self.newest.step
-        stops = [each.on_results(step, self.name, self.results) for each in self.listeners]
-        return next(filter(None, stops), None)
+        """Return the first `Stop` of a listener for the newest result, which it gets once."""
+        if self.newest is not None and self.newest.step != self._heard:
+            step = self._heard = self.newest.step
+            stops = [each.on_results(step, self.name, self.results) for each in self.listeners]
+            self._stop = next(filter(None, stops), None)
+        return self._stop
 
 
 def add_listeners(evaluations: Mapping[str, EvaluateEvery], hooks: Sequence[Hook]) -> None:
     """Add those of `hooks` that have `on_results` to the evaluations.
 
     `on_results(step, name, results)` takes all results of the set `name` up to `step`, in order; a
-    `Stop` ends the run. It must depend on the results only, so that a resumed run ends at the same
-    step as one that never stopped. A hook gets the results of the set named by its `of`, of the
-    first set if `of` is empty, and of all sets if it has no `of`.
+    `Stop` ends the run. It is called once for each result; a run that resumes or rolls back begins
+    with the newest result before. It must depend on the results only, so that a resumed run ends at
+    the same step as one that never stopped. A hook gets the results of the set named by its `of`,
+    of the first set if `of` is empty, and of all sets if it has no `of`.
 
     Raises:
         ConfigError: if there is no such set.

@@ -10,7 +10,7 @@ from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.errors import ConfigError
 from jtrain.train.hooks import EarlyStop, EvaluateEvery, EvaluationResult, on_numbers
 from jtrain.train.hooks.evaluation import add_listeners
-from jtrain.train.hooks.function_hooks import to_hook
+from jtrain.train.hooks.function_hooks import on_results, to_hook
 from jtrain.train.hooks.signals import Signals
 
 
@@ -182,7 +182,7 @@ def test_the_best_may_be_the_highest_and_is_never_nan():
         every=1, measure=numbers.__getitem__, log=lambda step, x: None, best="highest accuracy"
     )
     for step in numbers:
-        evaluate.at(step, step)
+        evaluate.measure_once(step, step)
     assert evaluate.best == EvaluationResult(3, {"accuracy": 0.7})
 
 
@@ -194,8 +194,13 @@ def test_a_step_is_measured_once_and_a_resumed_run_knows_the_results_before():
         log=lambda step, x: None,
         results={2: {"loss": 3.0}, 4: {"loss": 1.0}},
     )
+    heard = []
+    add_listeners({"valid": evaluate}, [on_results(lambda step, numbers: heard.append(step))])
     assert evaluate.newest == EvaluationResult(4, {"loss": 1.0})
+    assert evaluate.verdict() is None
     ended = counting.run([evaluate], start=4, stop=8)
-    evaluate.at(ended.step, ended.state)
+    evaluate.measure_once(ended.step, ended.state)
+    assert evaluate.verdict() is None
     assert measured == [6.0, 8.0]
+    assert heard == [4, 6, 8], "each once"
     assert evaluate.best == EvaluationResult(4, {"loss": 1.0})
