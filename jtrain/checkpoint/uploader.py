@@ -71,13 +71,11 @@ class CheckpointUploader:
                 f"Training continues, and the next checkpoint is copied."
             )
 
-    def finish(self, newest: int | None, *, missing: bool = False) -> None:
-        """Upload a missing checkpoint, and the final files of the run.
+    def finish(self, newest: int | None) -> None:
+        """Upload the newest checkpoint if it is not in the store, and the final files of the run.
 
         Args:
-            newest: the newest checkpoint of the run.
-            missing: the newest is not in the store, as far as the caller knows; a failed copy is
-                known here.
+            newest: the newest checkpoint of the run; None if it has none.
 
         Raises:
             SaveError: if the newest checkpoint is not in the store.
@@ -85,7 +83,8 @@ class CheckpointUploader:
         """
         self._check_owner()
         try:
-            if (missing or self._missing is not None) and newest is not None:
+            copies = object_store_layout.list_copies(self._objects)
+            if newest is not None and (self._missing is not None or newest not in copies):
                 self._copy(newest)
                 self._missing = None
             self._copy_files()

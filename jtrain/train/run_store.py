@@ -147,7 +147,7 @@ class RemoteRun:
             SaveError: if the store does not take it.
         """
         if self._run_dir.first and step not in object_store_layout.list_copies(self._store):
-            self.start_uploader(self._local()).finish(step, missing=True)
+            self.start_uploader(self._local()).finish(step)
 
     def _local(self) -> CheckpointManager:
         return open_checkpoints(self._run_dir, self._checkpoint, self._run_dir.owner())

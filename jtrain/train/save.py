@@ -40,6 +40,7 @@ class SaveHook(Hook, Recorder):
         every: steps, or a time, after which the state is saved.
         save: takes a step and its state, and returns when the state may be donated.
         best: the evaluation whose best is saved.
+        saved: step of the checkpoint that the run resumes from; None: a new run.
         retry_due: whether the last save failed; never waits, and raises after too many failures.
         prepare: loads what a save needs in the background, once a step is done.
         clock: gives seconds.
@@ -51,6 +52,7 @@ class SaveHook(Hook, Recorder):
         every: int | Duration,
         save: Callable[[int, TrainState], None],
         best: EvaluateEvery | None = None,
+        saved: int | None = None,
         retry_due: Callable[[], bool] = lambda: False,
         prepare: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
@@ -61,8 +63,7 @@ class SaveHook(Hook, Recorder):
         self._clock, self._last_save = clock, clock()
         self._began: tuple[int, float] | None = None  # the first step that was seen, and when
         self._fails = False
-        self.saved: int | None = None
-        """Step of the last state that was given to `save`."""
+        self._saved = saved  # step of the last state that was given to `save`
 
     def on_steps(self, finished: FinishedSteps) -> None:
         """Prepare the first save, and look whether the last one has failed."""
@@ -88,13 +89,13 @@ class SaveHook(Hook, Recorder):
 
     def at(self, step: int, state: TrainState) -> None:
         """Save a state at the end of a run, unless it was the last to be saved."""
-        if step != self.saved:
+        if step != self._saved:
             self.again(step, state)
 
     def again(self, step: int, state: TrainState) -> None:
         """Save a state, even if it was the last to be saved."""
         self._save(step, state)
-        self.saved, self._last_save, self._fails = step, self._clock(), False
+        self._saved, self._last_save, self._fails = step, self._clock(), False
 
     def _is_late(self) -> bool:
         return bool(self._seconds) and self._clock() - self._last_save >= self._seconds

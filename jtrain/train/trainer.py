@@ -388,6 +388,7 @@ class Trainer:
             every=config.checkpoint.every or config.steps,
             save=saver,
             best=self.best,
+            saved=self.attempt.resume.start,
             retry_due=retries.is_due,
             prepare=store.checkpoints.prepare,  # after the first step
         )

@@ -150,6 +150,12 @@ def test_a_refused_copy_is_reported_and_copied_later(objects, saved, monkeypatch
     assert object_store_layout.list_copies(objects) == [1, 2]
 
 
+def test_a_checkpoint_that_an_earlier_process_did_not_copy_is_copied_at_the_end(objects, saved):
+    start_uploader(objects, saved).copy(2)
+    start_uploader(objects, saved).finish(3)
+    assert object_store_layout.list_copies(objects) == [2, 3]
+
+
 def test_a_later_process_takes_over_the_copies(objects: ObjectStore, saved: Path):
     first = start_uploader(objects, saved)
     first.copy(1)

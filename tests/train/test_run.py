@@ -22,6 +22,7 @@ from jtrain.io.jsonl import read_rows
 from jtrain.train.hooks.log import read_results as measured
 from jtrain.train.run_dir import RunDir
 from jtrain.train.run_result import RunResult
+from jtrain.train.run_store import DirectoryStore
 
 SPINE = importlib.import_module("jtrain.train.run")
 CONFIG = "configs/quick.yaml"
@@ -207,6 +208,20 @@ def test_asked_to_end_it_saves_and_resumes_to_the_same_bits(number, why, setting
     assert kept(again) == unbroken(*settings)
     assert signal.getsignal(number) == before
     assert not [t for t in threading.enumerate() if t.name in {"guard", "watchdog"}]
+
+
+def test_a_signal_before_the_first_step_leaves_the_restored_checkpoint(cut_run: Path, monkeypatch):
+    write = DirectoryStore.write_start
+
+    def write_and_signal(*given):
+        write(*given)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(DirectoryStore, "write_start", write_and_signal)
+    monkeypatch.setattr(CheckpointManager, "save", lambda *_, **__: pytest.fail("it saves"))
+    outcome = trained(CONFIG)
+    assert (outcome.status, outcome.step, outcome.checkpoint) == ("stopped", 10, 10)
+    assert (cut_run / "10").is_dir()
 
 
 @pytest.mark.thorough
