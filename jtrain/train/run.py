@@ -123,7 +123,7 @@ def run(
             checkpoints.acquire()  # an error if another process writes there, before data is read
             store = DirectoryStore(config, run_dir, checkpoints, remote, new_run)
             program, started, own_hooks = start_run(config, store, hooks)
-            store.begin(started.resume)
+            store.begin()
             log.open(run_dir.log)
             _log_start(store, program, started.resume)
             with store.record_crash():

@@ -233,7 +233,7 @@ class DirectoryStore:
                 compiled = compile_step(program, make_state, resume.batches, start)
                 return StartedRun(resume, *compiled)
 
-    def begin(self, resume: ResumePoint) -> None:
+    def begin(self) -> None:
         """Create the run's directory, and start to copy its checkpoints.
 
         Raises:
@@ -304,12 +304,10 @@ class DirectoryStore:
         if self._uploader is not None:
             self._uploader.copy(step)
 
-    def finish(self) -> int | None:
-        """Wait for the copies, and return the step of the newest checkpoint."""
-        newest = self.checkpoints.newest()
+    def finish(self) -> None:
+        """Upload the last checkpoint and files, if copies are configured."""
         if self._uploader is not None:
-            self._uploader.finish(newest)
-        return newest
+            self._uploader.finish(self.checkpoints.newest())
 
     def _state(self, program: Program, start: int | None) -> TrainState:
         if start is None:

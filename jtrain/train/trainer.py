@@ -282,21 +282,22 @@ class Trainer:
                 if self.bad_steps.bad:  # nothing is saved after a bad step
                     break
                 self.save.again(ended.step, ended.state)
-        status, why, checkpoint = STATUS[stop.kind], stop.why, None
+        status, why = STATUS[stop.kind], stop.why
         if isinstance(store, DirectoryStore):
             store.run_dir.write_status(status, step=ended.step, why=why)
         self.end_tracking(status)
-        # Process 0 still has work in the store, and another that exits would end it. A process
-        # that is gone is not waited for.
+        if isinstance(store, DirectoryStore):
+            with HEARTBEAT.during("save"):
+                store.finish()
+        # No process exits before process 0 has uploaded: JAX ends a process when others exit. A
+        # process that is gone is not waited for.
         with HEARTBEAT.during("end"), contextlib.suppress(RuntimeError, ValueError):
             barrier()
-        if isinstance(store, DirectoryStore):
-            checkpoint = store.finish()
         return TrainedRun(
             status=status,
             why=why,
             ended=ended,
-            checkpoint=checkpoint,
+            checkpoint=store.checkpoints.newest() if isinstance(store, DirectoryStore) else None,
             results={name: evaluation.results for name, evaluation in self.evaluations.items()},
             best=self.best and self.best.best,
             history=self.history,

@@ -1,5 +1,6 @@
 """A run whose checkpoints are copied to an object store resumes from there, bit for bit."""
 
+import importlib
 import os
 import shutil
 import signal
@@ -14,12 +15,14 @@ from plain_environ import SAID
 from quick_study import trained
 
 from jtrain.checkpoint import layout, object_store_layout
+from jtrain.checkpoint.uploader import CheckpointUploader
 from jtrain.cli import main
 from jtrain.data.sources.files import find_files
 from jtrain.io.object_store import ObjectStore
 
 pytestmark = pytest.mark.usefixtures("study_home", "cache")
 CONFIG = "configs/quick.yaml"
+TRAINER = importlib.import_module("jtrain.train.trainer")
 RUN = Path("runs/quick")
 
 
@@ -75,6 +78,16 @@ def stop_at(last: int):
             os.kill(os.getpid(), signal.SIGTERM)
 
     return hook
+
+
+@pytest.mark.thorough
+def test_the_processes_wait_for_the_last_upload(store: str, monkeypatch):
+    order, finish = [], CheckpointUploader.finish
+    upload = lambda *given: (finish(*given), order.append("upload"))
+    monkeypatch.setattr(CheckpointUploader, "finish", upload)
+    monkeypatch.setattr(TRAINER, "barrier", lambda: order.append("barrier"))
+    trained(CONFIG, f"checkpoint.store={store}")
+    assert order == ["upload", "barrier"]
 
 
 @pytest.mark.thorough
