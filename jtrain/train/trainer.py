@@ -28,7 +28,6 @@ from jtrain.distributed.multihost import barrier
 from jtrain.distributed.watchdog import DeadlockWatch
 from jtrain.io.log import LOG, RunLog
 from jtrain.train import run_hooks
-from jtrain.train.hooks.bad_steps import explain_failure
 from jtrain.train.hooks.evaluation import EvaluateEvery, EvaluationResult, Results
 from jtrain.train.hooks.log import LogHook, MetricHistory, MetricsFile
 from jtrain.train.hooks.profile_window import ProfileWindow
@@ -237,15 +236,13 @@ class Trainer:
                 if explained is None:
                     raise
                 raise explained from error
-        bad = self.bad_steps.stop_at_end(ended.step)
-        # Precedence: an interruption (a rollback is one) or a failure, a bad step, an intended end.
+        late_stop = self.bad_steps.stop_at_end(ended.step)
+        # First counts an interruption (a Rollback has that kind) or a failure, then a bad step that
+        # the loop did not see, then an intended end.
         urgent = ended.stop if ended.stop and ended.stop.kind != "finished" else None
-        stop = urgent or bad or ended.stop or already_over
+        stop = urgent or late_stop or ended.stop or already_over
         if stop is not None and stop.kind == "failed":
-            record_every = self.attempt.record_every
-            stop = explain_failure(
-                config, self.bad_steps, stop, last=ended.step, record_every=record_every
-            )
+            stop = self.bad_steps.explain_failure(stop, last=ended.step)
         return dataclasses.replace(ended, stop=stop)
 
     def loop_options(self) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class BadSteps(Recorder):
         minimum: float = 0.0,
         known: Mapping[str, Any] = {},
     ):
-        self.log = log
+        self._config, self.log = config, log
         """The log of bad steps."""
         self.bad: BadStep | None = None
         """Step that ends the run or rolls it back: no later state is worth saving."""
@@ -117,6 +117,27 @@ class BadSteps(Recorder):
             step, loss, grad_norm, update_norm, _, _ = numbers
             self.bad = BadStep(step, self._asked.why, loss, grad_norm, update_norm)
 
+    def explain_failure(self, stop: Stop, *, last: int) -> Stop:
+        """Return the `Stop` of a failed run, with the data that explains it and what to type.
+
+        Args:
+            last: step at which the run ended.
+        """
+        bad, config = self.bad, self._config
+        window = min(getattr(config.guard, "window", 0), config.steps)
+        first = max(1, last - window - 10 * self._every)
+        blame = _describe_nonfinite(self.log, range(first, last + 1))
+        if bad:  # in every process, each of which has read rows of its own
+            blame = next((each for each in all_gather(blame) if "every value" not in each), blame)
+            late = f"It was found at step {last}: numbers are read some calls late. "
+            late = late if last > bad.step else ""
+            batch = self.log.describe_batch(bad.step)["batch"]
+            blame = f"{late}{blame} {_advise(config, bad, batch)}"
+        why = f"{stop.why} {blame}"
+        if bad:
+            self.log.append(bad, "stopped", why=why)
+        return dataclasses.replace(stop, why=why)
+
     def state(self) -> dict[str, Any]:
         """Return JSON for a checkpoint, from which another instance resumes."""
         return self._guard.state()
@@ -125,30 +146,6 @@ class BadSteps(Recorder):
 def _column(finished: FinishedSteps, name: str) -> Any:
     found = finished.metrics.get(name)
     return [math.nan] * len(finished.steps) if found is None else found.value().tolist()
-
-
-def explain_failure(
-    config: RunConfig, bad_steps: BadSteps, stop: Stop, *, last: int, record_every: int
-) -> Stop:
-    """Return the `Stop` of a failed run, with the data that explains it and what to type.
-
-    Args:
-        last: step at which the run ended.
-        record_every: steps between two looks at the numbers of all steps.
-    """
-    bad, log = bad_steps.bad, bad_steps.log
-    window = min(getattr(config.guard, "window", 0), config.steps)
-    first = max(1, last - window - 10 * record_every)
-    blame = _describe_nonfinite(log, range(first, last + 1))
-    if bad:  # in every process, each of which has read rows of its own
-        blame = next((each for each in all_gather(blame) if "every value" not in each), blame)
-        late = f"It was found at step {last}: numbers are read some calls late. "
-        late = late if last > bad.step else ""
-        blame = f"{late}{blame} {_advise(config, bad, log.describe_batch(bad.step)['batch'])}"
-    why = f"{stop.why} {blame}"
-    if bad:
-        log.append(bad, "stopped", why=why)
-    return dataclasses.replace(stop, why=why)
 
 
 def _advise(config: RunConfig, bad: BadStep, batch: int) -> str:
