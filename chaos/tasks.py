@@ -187,7 +187,7 @@ def save_failing(step: int, error: int, point: int) -> dict[str, Any]:
 def _insist(retries: SaveRetries, step: int) -> None:
     """Save as a run does at its end."""
     retries.save(step, state_of(step), {"s": step})
-    while retries.wait_for_last():
+    while retries.last_save_failed():
         retries.save(step, state_of(step), {"s": step})
 
 

@@ -44,7 +44,7 @@ class SaveRetries:
         Raises:
             SaveError: at the third failure in a row.
         """
-        self.wait_for_last()
+        self.last_save_failed()  # waits for it
         self._due = False
 
         def attempt() -> None:
@@ -67,7 +67,7 @@ class SaveRetries:
         self._try(self._checkpoints.check)
         return self._due
 
-    def wait_for_last(self) -> bool:
+    def last_save_failed(self) -> bool:
         """Wait for the last save; return whether it has failed and another is due."""
         if self._try(self._checkpoints.wait) and not self._due:
             self._failures = 0

@@ -192,15 +192,14 @@ def measure_speed(run: Attempt, feed: ReadAhead[Batch]) -> Speed:
 
 
 def show_progress(
-    run: Attempt, speed: Speed, evaluations: Mapping[str, EvaluateEvery]
+    run: Attempt, speed: Speed, valid: Callable[[], float | None] | None
 ) -> ProgressBar:
-    """Return the live display."""
-    main = next(iter(evaluations.values()), None)
+    """Return the live display; `valid` gives the newest validation loss."""
     return ProgressBar(
         start=run.start,
         stop=run.config.steps,
         speed=speed,
-        valid=main.newest_loss if main else lambda: None,
+        valid=valid or (lambda: None),
         steps_per_call=run.resume.schedule.longest,
         stream=run.log.stream,
     )

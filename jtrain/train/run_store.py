@@ -66,13 +66,14 @@ class MemoryStore:
 
     def holder(
         self, program: Program, best: EvaluateEvery | None
-    ) -> Callable[[int, TrainState], None]:
+    ) -> Callable[[int, TrainState], bool]:
         """Return a function of step and state that holds the weights of the best evaluation."""
 
-        def hold(step: int, state: TrainState) -> None:
+        def hold(step: int, state: TrainState) -> bool:
             if best is not None and best.is_best(step):
                 weights = program.evaluation_params(state), state.extra
                 self.best_weights = jax.tree.map(jnp.copy, weights)
+            return True
 
         return hold
 

@@ -26,7 +26,7 @@ from jtrain.train.hooks.recompute_check import RecomputeCheck
 from jtrain.train.hooks.step_record import StepRecorder
 from jtrain.train.run_dir import IDENTITY
 from jtrain.train.run_hooks import Attempt, Pause
-from jtrain.train.run_store import DirectoryStore
+from jtrain.train.run_store import DirectoryStore, MemoryStore
 
 
 class SaveHook(Hook, Recorder):
@@ -38,10 +38,11 @@ class SaveHook(Hook, Recorder):
 
     Args:
         every: steps, or a time, after which the state is saved.
-        save: takes a step and its state, and returns when the state may be donated.
+        save: takes a step and its state, and returns when the state may be donated; False if the
+            state is not one to save.
         best: the evaluation whose best is saved.
         saved: step of the checkpoint that the run resumes from; None: a new run.
-        retry_due: whether the last save failed; never waits, and raises after too many failures.
+        retries: of `save`; None if no save can fail.
         prepare: loads what a save needs in the background, once a step is done.
         clock: gives seconds.
     """
@@ -50,16 +51,16 @@ class SaveHook(Hook, Recorder):
         self,
         *,
         every: int | Duration,
-        save: Callable[[int, TrainState], None],
+        save: Callable[[int, TrainState], bool],
         best: EvaluateEvery | None = None,
         saved: int | None = None,
-        retry_due: Callable[[], bool] = lambda: False,
+        retries: SaveRetries | None = None,
         prepare: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._seconds = every.seconds if isinstance(every, Duration) else 0.0
         self.every = every if isinstance(every, int) else NEVER
-        self._save, self._best, self._retry_due, self._prepare = save, best, retry_due, prepare
+        self._save, self._best, self._retries, self._prepare = save, best, retries, prepare
         self._clock, self._last_save = clock, clock()
         self._began: tuple[int, float] | None = None  # the first step that was seen, and when
         self._fails = False
@@ -70,7 +71,7 @@ class SaveHook(Hook, Recorder):
         if self._began is None:
             self._prepare()
             self._began = finished.steps[0] - 1, self._clock()
-        self._fails = self._retry_due()
+        self._fails = self._retries is not None and self._retries.is_due()
 
     def next_state(self, step: int) -> int:
         """Return the next step at which a save may be due."""
@@ -83,19 +84,30 @@ class SaveHook(Hook, Recorder):
         """Save the state if it is due."""
         is_best = self._best is not None and self._best.is_best(step)
         if self._fails:
-            self.again(step, state)
+            self.save_again(step, state)
         elif step % self.every == 0 or is_best or self._is_late():
-            self.at(step, state)
+            self.save_once(step, state)
 
-    def at(self, step: int, state: TrainState) -> None:
-        """Save a state at the end of a run, unless it was the last to be saved."""
+    def save_once(self, step: int, state: TrainState) -> None:
+        """Save a state, unless it was the last to be saved."""
         if step != self._saved:
-            self.again(step, state)
+            self.save_again(step, state)
 
-    def again(self, step: int, state: TrainState) -> None:
-        """Save a state, even if it was the last to be saved."""
-        self._save(step, state)
+    def save_again(self, step: int, state: TrainState) -> bool:
+        """Save a state, even if it was the last to be saved; return what `save` returns."""
+        is_good = self._save(step, state)
         self._saved, self._last_save, self._fails = step, self._clock(), False
+        return is_good
+
+    def wait(self, step: int, state: TrainState) -> None:
+        """Wait until the last save is on the disk; save the last state while that fails.
+
+        Raises:
+            SaveError: if it fails too often.
+        """
+        while self._retries is not None and self._retries.last_save_failed():
+            if not self.save_again(step, state):
+                return
 
     def _is_late(self) -> bool:
         return bool(self._seconds) and self._clock() - self._last_save >= self._seconds
@@ -109,6 +121,47 @@ class SaveHook(Hook, Recorder):
         pace = (self._clock() - self._began[1]) / (step - self._began[0])
         left = self._seconds - (self._clock() - self._last_save)
         return step + max(1, int(left / max(pace, 1e-9) / 2))
+
+
+def make_save_hook(
+    attempt: Attempt,
+    *,
+    bad_steps: BadSteps,
+    evaluations: Mapping[str, EvaluateEvery],
+    best: EvaluateEvery | None,
+    files: Sequence[JsonlWriter],
+    record: StepRecorder | None,
+    recompute: RecomputeCheck,
+    pause: Pause,
+) -> SaveHook:
+    """Return the hook that saves the state; in memory it holds that of the best evaluation.
+
+    Args: as `CheckpointSaver` takes them.
+    """
+    store, config = attempt.store, attempt.config
+    if isinstance(store, MemoryStore):
+        return SaveHook(every=config.steps, save=store.holder(attempt.program, best), best=best)
+    retries = SaveRetries(store.checkpoints)
+    saver = CheckpointSaver(
+        attempt,
+        store,
+        retries,
+        bad_steps=bad_steps,
+        evaluations=evaluations,
+        best=best,
+        files=files,
+        record=record,
+        recompute=recompute,
+        pause=pause,
+    )
+    return SaveHook(
+        every=config.checkpoint.every or config.steps,
+        save=saver,
+        best=best,
+        saved=attempt.resume.start,
+        retries=retries,
+        prepare=store.checkpoints.prepare,  # after the first step
+    )
 
 
 class CheckpointSaver:
@@ -125,7 +178,7 @@ class CheckpointSaver:
 
     def __init__(
         self,
-        run: Attempt,
+        attempt: Attempt,
         store: DirectoryStore,
         retries: SaveRetries,
         *,
@@ -137,17 +190,17 @@ class CheckpointSaver:
         recompute: RecomputeCheck,
         pause: Pause,
     ):
-        self._budget, self._directory = run.signals.budget, store.run_dir
+        self._budget, self._directory = attempt.signals.budget, store.run_dir
         if store.run_dir.first and self._budget.save is None:  # as an earlier start measured it
             self._budget.save = store.run_dir.facts().get("seconds_per_save")
-        self._resolved, self._resume = run.program.resolved, run.resume
+        self._resolved, self._resume = attempt.program.resolved, attempt.resume
         self._retries, self._copy, self._began = retries, store.copy, 0.0
         self._bad_steps, self._evaluations, self._best = bad_steps, evaluations, best
         self._files, self._record, self._recompute = files, record, recompute
         self._pause = pause
 
-    def __call__(self, step: int, state: TrainState) -> None:
-        """Save a state; return when it may be donated.
+    def __call__(self, step: int, state: TrainState) -> bool:
+        """Save a state; return when it may be donated, False after a bad step.
 
         Raises:
             SaveError: if it could not be saved, nor those before it.
@@ -156,7 +209,7 @@ class CheckpointSaver:
         """
         self._bad_steps.judge_all()
         if self._bad_steps.bad:
-            return
+            return False
         self._recompute.compare_all()
         self._began = time.monotonic()
         with self._pause("saving"):
@@ -164,6 +217,7 @@ class CheckpointSaver:
             about = self._about(step, state)
             before = lambda: self._before(step, state, about)
             self._retries.save(step, state, about, number, self._sealed, before=before)
+        return True
 
     def _before(self, step: int, state: TrainState, about: dict[str, Any]) -> None:
         for file in self._files:

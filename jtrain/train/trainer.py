@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 
-from jtrain.checkpoint import SaveRetries
 from jtrain.core.loop import (
     FinishedSteps,
     Hook,
@@ -41,7 +40,7 @@ from jtrain.train.run_hooks import Attempt
 from jtrain.train.run_result import Status
 from jtrain.train.run_store import DirectoryStore, MemoryStore, RunStore, StartedRun
 from jtrain.train.runtime import explain_leaked_tracer
-from jtrain.train.save import CheckpointSaver, SaveHook
+from jtrain.train.save import make_save_hook
 from jtrain.train.summary import banner_lines
 
 STATUS: Mapping[str, Status] = {"finished": "done", "interrupted": "stopped", "failed": "failed"}
@@ -62,7 +61,7 @@ class TrainedRun:
     """Metrics by set and step of evaluation."""
     best: EvaluationResult | None
     history: MetricHistory
-    """Metrics in memory, of a run that has no directory."""
+    """Metrics in memory, where this process writes no metrics.jsonl."""
     sample: str
     """Text that the experiment sampled; empty if there is none."""
 
@@ -124,55 +123,70 @@ class Trainer:
         with contextlib.ExitStack() as closing:  # closes the files if one of them cannot be opened
             self.attempt = Attempt(program, resume, store, signals, log, closing)
             self._make_hooks(state, own_hooks)
-            self._closing = closing.pop_all()
+            self._closing = closing.pop_all()  # all of `attempt.closing`: register no more there
 
     def _make_hooks(self, state: TrainState, own_hooks: Sequence[Hook]) -> None:
         """Make the recorders and the hooks, each called in the order of its list.
 
-        Numbers come some calls late, and no device waits for them: the recorders get those of all
-        steps at multiples of `record_every` and where a hook is due, before the hooks that are due.
-        Only at a step whose state a hook takes does the loop wait for all calls in flight; it gives
-        out all numbers up to that step, and then the state. A `Stop` for a state ends the loop at
-        its step, one for numbers at the call that was started last; the other hooks are still
-        called.
+        A call is one dispatch of the compiled step; it takes 1 to `steps_per_call` steps. Numbers
+        come some calls late, and no device waits for them: the recorders get those of all steps at
+        multiples of `record_every` and where a hook is due, before the hooks that are due.
 
-        A signal ends the loop before the next call. In an evaluation it ends that evaluation alone:
-        the hooks after it are called, so the state is saved, and a resume evaluates it.
+        At a step whose state a hook takes, the loop waits for all calls, then calls recorders,
+        hooks of numbers and hooks of the state. A `Stop` for a state ends the loop at its step, one
+        for numbers at the call that was started last. (Several processes: `FinishedCalls._note`.)
+        All hooks are called even after a `Stop`: a NaN state is evaluated, too.
+
+        A signal is seen before the next call. In one process it also cuts this evaluation and those
+        after it; several processes finish them. `finish` saves the state; `_catch_up` evaluates on
+        resume. A process of the command line whose save exceeds checkpoint.grace exits at once
+        (`SignalGuard`).
         """
-        run, config = self.attempt, self.attempt.config
-        every, files = run.log_every, run.written_files
-        self.evaluations = run_hooks.make_evaluations(run, self.pause, self._write_results)
-        self.best = run_hooks.find_best(run, self.evaluations)
+        attempt, config = self.attempt, self.attempt.config
+        every, written = attempt.log_every, attempt.written_files
+        self.evaluations = run_hooks.make_evaluations(attempt, self.pause, self._write_results)
+        self.best_evaluation = run_hooks.find_best(attempt, self.evaluations)
         self.step_record: StepRecorder | None = None
-        if run.files:
-            self.step_record = StepRecorder(run_hooks.open_rows(run, run.files.steps))
-        self.bad_steps = run_hooks.make_bad_steps(run, state)
+        if attempt.files:
+            self.step_record = StepRecorder(run_hooks.open_rows(attempt, attempt.files.steps))
+        self.bad_steps = run_hooks.make_bad_steps(attempt, state)
         self.recompute = RecomputeCheck(
-            every=config.checks.recompute, after=run.resume.schedule.after, start=run.start
+            every=config.checks.recompute, after=attempt.resume.schedule.after, start=attempt.start
         )
-        self.feed = run_hooks.read_ahead(run, self.step_record)
-        self.speed = run_hooks.measure_speed(run, self.feed)
+        self.feed = run_hooks.read_ahead(attempt, self.step_record)
+        self.speed = run_hooks.measure_speed(attempt, self.feed)
         self.history = MetricHistory(every=every)
         self.metrics: MetricsFile | MetricHistory = self.history
-        if rows := run_hooks.open_rows(run, files and files.metrics):
+        if rows := run_hooks.open_rows(attempt, written and written.metrics):
             self.metrics = MetricsFile(rows, every=every)
-        self.times = TimeRows(files.times, start=run.start) if files else None
+        self.times = TimeRows(written.times, start=attempt.start) if written else None
         if self.times:
-            run.closing.callback(self.times.close)
-        self.progress = run_hooks.show_progress(run, self.speed, self.evaluations)
-        self.tracking = run_hooks.track(run, self.speed)
-        shown = run_hooks.show_results(run, self.pause, self.tracking)
+            attempt.closing.callback(self.times.close)
+        first_set = next(iter(self.evaluations.values()), None)
+        valid = first_set and first_set.newest_loss
+        self.progress = run_hooks.show_progress(attempt, self.speed, valid)
+        self.tracking = run_hooks.track(attempt, self.speed)
+        shown = run_hooks.show_results(attempt, self.pause, self.tracking)
         self.pictures, self.samples = shown
-        run_hooks.set_grace_budget(run, self.speed)
-        self.save, self.retries = self._make_save()
-        self.own_hooks = run_hooks.prepare_own_hooks(run, own_hooks, self.evaluations)
-        main = next(iter(self.evaluations.values()), None)
+        run_hooks.set_grace_budget(attempt, self.speed)
+        flushed = [self.metrics.rows, self.step_record and self.step_record.rows]
+        self.save_hook = make_save_hook(
+            attempt,
+            bad_steps=self.bad_steps,
+            evaluations=self.evaluations,
+            best=self.best_evaluation,
+            files=[rows for rows in flushed if rows],  # not the timings
+            record=self.step_record,
+            recompute=self.recompute,
+            pause=self.pause,
+        )
+        self.own_hooks = run_hooks.prepare_own_hooks(attempt, own_hooks, self.evaluations)
         recorders = [  # of every step; some are hooks below, too
             HooksPhase(),
             self.speed,
             self.step_record,
-            self.bad_steps,  # returns a `Stop` at multiples of `record_every` alone
-            self.save,  # only prepares the first save, and checks whether the last one has failed
+            self.bad_steps,  # judges at multiples of `record_every`, and whenever a state is saved
+            self.save_hook,  # prepares the first save, and checks whether the last one has failed
         ]
         hooks = [
             # What takes numbers, at the steps that are logged; the progress at a pace of its own.
@@ -181,20 +195,22 @@ class Trainer:
                 every=every,
                 stop=config.steps,
                 speed=self.speed,
-                valid=main and main.newest_loss,  # of the evaluation before this step
+                valid=valid,  # of the evaluation before this step
                 learning_rate=config.optimizer.learning_rate(config.steps),
             ),
             self.progress,
             self.metrics,
             self.tracking,
-            # What takes the state, and the caller's hooks of any kind. The save is last: a resume
-            # does not repeat what the others did at its step. It writes nothing once `bad_steps`
-            # stops or rolls back; a step that is skipped leaves a good state, which is saved.
+            # What takes the state, and the caller's hooks of any kind.
             *self.evaluations.values(),  # each calls the hooks that have `on_results`
             *self.own_hooks,
+            # Without a cadence they are called at the end alone: see `finish`.
             self.pictures if config.log.pictures else None,
             self.samples if config.sample.every else None,
-            self.save,
+            # The save is last: a resume does not repeat what the others did at its step. In a
+            # directory it has bad_steps judge every step first, and writes nothing after one that
+            # stops or rolls back; a step that is skipped leaves a good state.
+            self.save_hook,
         ]
         self.recorders: list[Recorder] = [recorder for recorder in recorders if recorder]
         self.hooks: list[Hook] = [hook for hook in hooks if hook]
@@ -215,14 +231,15 @@ class Trainer:
             for line in banner_lines(self.attempt.program.resolved, resume.schedule, resume.start):
                 LOG.info(line)
             try:
-                already_over = self._catch_up(state)
+                already_over = self._catch_up(state)  # by results so far
             except StoppedError as asked:
                 return LoopResult(state, self.attempt.start, asked.stop)
             for hook in self.own_hooks:
                 if isinstance(hook, ProfileWindow):
                     step_fn = hook.wrap(step_fn, resume.schedule.after, self.attempt.start)
+            loop = self._strategy_loop()
             try:
-                ended = self._loop()(
+                ended = loop(
                     self.recompute.wrap(step_fn) if config.checks.recompute else step_fn,
                     state,
                     self.attempt.signals.through(self.feed),
@@ -266,19 +283,16 @@ class Trainer:
         try:
             if stop.kind == "finished":
                 self._evaluate(self.evaluations.values(), ended.step, ended.state)
-            self.save.at(ended.step, ended.state)
+            self.save_hook.save_once(ended.step, ended.state)
             if stop.kind == "finished":
                 with self.attempt.signals.interruptible():
                     for hook in filter(None, (self.samples, self.pictures)):
                         hook.on_state(ended.step, ended.state)
         except StoppedError as asked:  # a signal while it evaluates: the rest when it resumes
             stop = asked.stop
-            self.save.at(ended.step, ended.state)  # does nothing if it is saved
-        with HEARTBEAT.during("save"):  # until the last save is on the disk, or failed too often
-            while self.retries is not None and self.retries.wait_for_last():
-                if self.bad_steps.bad:  # nothing is saved after a bad step
-                    break
-                self.save.again(ended.step, ended.state)
+            self.save_hook.save_once(ended.step, ended.state)
+        with HEARTBEAT.during("save"):
+            self.save_hook.wait(ended.step, ended.state)
         status, why = STATUS[stop.kind], stop.why
         if isinstance(store, DirectoryStore):
             store.run_dir.write_status(status, step=ended.step, why=why)
@@ -296,7 +310,7 @@ class Trainer:
             ended=ended,
             checkpoint=store.checkpoints.newest() if isinstance(store, DirectoryStore) else None,
             results={name: evaluation.results for name, evaluation in self.evaluations.items()},
-            best=self.best and self.best.best,
+            best=self.best_evaluation and self.best_evaluation.best,
             history=self.history,
             sample=self.samples.newest.get("sample", "") if self.samples else "",
         )
@@ -319,7 +333,7 @@ class Trainer:
         if self.times:
             self.times.tick(step)
 
-    def _loop(self) -> Callable[..., LoopResult[TrainState]]:
+    def _strategy_loop(self) -> Callable[..., LoopResult[TrainState]]:
         loop = pkgutil.resolve_name(self.attempt.program.resolved.strategy.loop)
         if loop is train_loop:
             return train_loop
@@ -346,48 +360,17 @@ class Trainer:
         return next(filter(None, (each.verdict() for each in evaluations)), None)
 
     def _evaluate(self, evaluations: Iterable[EvaluateEvery], step: int, state: TrainState) -> None:
-        """Evaluate a state where it was not; save it again if it is the best.
+        """Evaluate a state where it was not; save it if it is the best.
 
-        It may have been saved already, without the number that makes it the best.
+        It is saved again, so that its checkpoint holds the number that makes it the best.
         """
         for evaluation in evaluations:
             if step not in evaluation.results:
                 evaluation.measure_once(step, state)
-                if evaluation is self.best and evaluation.is_best(step):
-                    self.save.again(step, state)
+                if evaluation is self.best_evaluation and evaluation.is_best(step):
+                    self.save_hook.save_again(step, state)
 
     def _write_results(self, step: int, name: str, numbers: Mapping[str, Any]) -> None:
         self.metrics.row(step, name, numbers)
         if self.tracking is not None:
             self.tracking.row(step, name, numbers)
-
-    def _make_save(self) -> tuple[SaveHook, SaveRetries | None]:
-        """Return the hook that saves the state; in memory it keeps that of the best evaluation."""
-        store, config = self.attempt.store, self.attempt.config
-        if isinstance(store, MemoryStore):
-            hold = store.holder(self.attempt.program, self.best)
-            return SaveHook(every=config.steps, save=hold, best=self.best), None
-        # The rows of these are flushed to the disk before a checkpoint; timings are not.
-        flushed = [self.metrics, self.step_record]
-        retries = SaveRetries(store.checkpoints)
-        saver = CheckpointSaver(
-            self.attempt,
-            store,
-            retries,
-            bad_steps=self.bad_steps,
-            evaluations=self.evaluations,
-            best=self.best,
-            files=[rows for each in flushed if (rows := getattr(each, "rows", None))],
-            record=self.step_record,
-            recompute=self.recompute,
-            pause=self.pause,
-        )
-        save = SaveHook(
-            every=config.checkpoint.every or config.steps,
-            save=saver,
-            best=self.best,
-            saved=self.attempt.resume.start,
-            retry_due=retries.is_due,
-            prepare=store.checkpoints.prepare,  # after the first step
-        )
-        return save, retries

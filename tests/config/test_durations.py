@@ -142,7 +142,9 @@ def test_says_what_is_not_known():
 def test_checkpoints_may_go_by_the_clock():
     config = config_of(CONFIG, ["checkpoint.every=1 minute"])
     saved, now, every = [], [0.0], set_up(config).resolved.config.checkpoint.every
-    save = SaveHook(every=every, save=lambda step, _: saved.append(step), clock=lambda: now[0])
+    save = SaveHook(
+        every=every, save=lambda step, _: saved.append(step) is None, clock=lambda: now[0]
+    )
     save.on_steps(FinishedSteps(range(1, 2), {}, [(1, 0.0)]))
     due = save.next_state(0)
     for step in range(1, 40):

@@ -125,7 +125,7 @@ class MetricHistory(Hook):
     """
 
     def __init__(self, *, every: int = 1):
-        self.every = every
+        self.every, self.rows = every, None
         self.numbers: dict[str, dict[int, Any]] = {}
         """Numbers by name and step, in order."""
 

@@ -24,7 +24,7 @@ class RecomputeCheck:
     """Step wrapper that computes each `every`-th step twice; the first result is used.
 
     The states are compared on their devices, by fingerprints. These are read once they are
-    computed, so nothing waits for them; `settle` waits, before a state is saved.
+    computed, so nothing waits for them; `compare_all` waits, before a state is saved.
 
     Args:
         every: steps; a call ends at each multiple.
