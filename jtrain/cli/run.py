@@ -13,7 +13,7 @@ from jtrain.cli.output import print_text as print
 from jtrain.config.node import TYPED
 from jtrain.config.resolve import ResolvedConfig
 from jtrain.config.top import is_run_name
-from jtrain.distributed.cluster.cluster import program
+from jtrain.distributed.cluster.cluster import command_words
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.errors import DONE, FAULT, STOPPED, ConfigError, UserError
 
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     hooks = [profile] if profile else []
     outcome = run(resolved.config, source=resolved.path, hooks=hooks)
     if outcome.directory.first:
-        command = f"{program()} run {shlex.join(argv)}"
+        command = f"{command_words()} run {shlex.join(argv)}"
         print(format_summary(outcome, resolved.config, resolved.path, command, args.settings))
     if profile:
         print_profile(profile, resolved.config, outcome)

@@ -14,7 +14,7 @@ import jax
 from jtrain.cli.output import print_text as print
 from jtrain.config.top import RUNS
 from jtrain.distributed.cluster import detect
-from jtrain.distributed.cluster.cluster import program
+from jtrain.distributed.cluster.cluster import command_words
 from jtrain.errors import UserError
 from jtrain.inspect.ledger import format_goodput, read_ledger
 from jtrain.inspect.profile import FOLDER, format_profile, summarize_trace
@@ -44,11 +44,11 @@ def format_summary(
         kept = [x for x in settings if not x.startswith(("name=", "optimizer.lr="))]
         rate = getattr(config.optimizer, "lr", 1e-3) / 2
         changed = [*kept, f"name={directory.path.name}-2", f"optimizer.lr={rate:g}"]
-        again = f"{program()} run {source} {shlex.join(changed)}"
+        again = f"{command_words()} run {source} {shlex.join(changed)}"
         more = " ".join(settings_to_extend(config, 2 * outcome.step))
         commands = (
             f"next:  {again}   another run, one value changed\n"
-            f"       {program()} run {directory.config} {more}   train it longer\n"
+            f"       {command_words()} run {directory.config} {more}   train it longer\n"
             f"       jtrain eval {directory.path}   evaluate it\n"
             f"       jtrain show {source}   every value and its origin"
         )
@@ -67,7 +67,7 @@ def format_summary(
 def _processes_note() -> str:
     """Return a note that several processes need the command, if there are several."""
     count = jax.process_count()
-    return f"in each of its {count} processes " if count > 1 and program() == "jtrain" else ""
+    return f"in each of its {count} processes " if count > 1 and command_words() == "jtrain" else ""
 
 
 def _curve(outcome: RunResult) -> str:

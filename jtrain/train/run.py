@@ -10,7 +10,7 @@ from typing import TextIO
 
 from jtrain.config.top import RUNS
 from jtrain.core.loop import Hook
-from jtrain.distributed.cluster.cluster import program as command
+from jtrain.distributed.cluster.cluster import command_words
 from jtrain.distributed.compiler_flags import apply_flags
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.multihost import broadcast_from_first
@@ -67,8 +67,9 @@ def run(
     Args:
         source: the file the config was read from, for advice.
         hooks: observers of your own, beside those of the config; plain functions too, by the names
-            of what they take: (step, numbers), (step, state) or (step, results). One of a state is
-            called after each call of the step; `jt.hooks.on_state(function, every=100)` is not.
+            of what they take: (step, numbers), (step, state) or (step, results). A function of a
+            state is called after each call of the compiled step (1 or more steps), unless it has a
+            cadence: `jt.hooks.on_state(function, every=100)`.
         screen: stream to print to; standard output by default.
         directory: of the run, where it is not runs/NAME.
         resume_command: how to resume the run, for messages; by default `jtrain run` of the config
@@ -85,12 +86,11 @@ def run(
     path = directory or RUNS / config.name
     if directory and not resume_command:
         resume_command = "the same call of jt.run again"
-    new_run = f"name={config.name}-2"
-    if not resume_command:
-        new_run = f"{command()} run {source or 'CONFIG'} ... {new_run}"
+    how = f"name={config.name}-2"
+    new_run = how if resume_command else f"{command_words()} run {source or 'CONFIG'} ... {how}"
     reuse_memory()
     enable_compilation_cache()
-    flags = apply_flags(config.xla.preset, config.xla.flags, config.xla.tpu_flags)
+    flag_lines = apply_flags(config.xla.preset, config.xla.flags, config.xla.tpu_flags)
     HEARTBEAT.begin_run(path, config.checkpoint.grace)
     cluster = join_run(config, path)
     run_dir = RunDir(path, resume_command, cluster.index)
@@ -109,8 +109,9 @@ def run(
             return _end_finished(finished, remote, edited)
         identity = broadcast_from_first(run_dir.identify)
         run_dir.pin_models()
-        pin_commits(broadcast_from_first(resolved_commits))  # a branch may have moved meanwhile
-        for line in (*cluster.describe(), *flags, *matched.changed, *edited):
+        # Each process resolves names by itself, and a branch may have moved in between.
+        pin_commits(broadcast_from_first(resolved_commits))
+        for line in (*cluster.describe(), *flag_lines, *matched.changed, *edited):
             LOG.info(line)
         log_changes(run_dir, identity, os.environ)
         owner = run_dir.adopt(identity, config)
@@ -120,7 +121,8 @@ def run(
             Signals(budget=GraceBudget(config.checkpoint.grace)) as signals,
             open_checkpoints(run_dir, config.checkpoint, owner) as checkpoints,
         ):
-            checkpoints.acquire()  # an error if another process writes there, before data is read
+            # An error if another process writes there, before data is read; the store checks again.
+            checkpoints.acquire()
             store = DirectoryStore(config, run_dir, checkpoints, remote, new_run)
             program, started, own_hooks = start_run(config, store, hooks)
             store.begin()
@@ -144,7 +146,7 @@ def run(
 def start_run(
     config: RunConfig, store: RunStore, hooks: Sequence[Observer] = ()
 ) -> tuple[Program, StartedRun, list[Hook]]:
-    """Resolve a config; return its program, its start with the compiled step, the caller's hooks.
+    """Resolve a config, compile its step, and restore or make its state; return the hooks, too.
 
     Raises:
         UserError: for what is wrong with config, data or disk, or if one of `hooks` is not a hook.
@@ -153,7 +155,8 @@ def start_run(
         raise ConfigError("hooks= takes a list, and one hook was given: write hooks=[it]")
     own = [to_hook(hook, steps_per_call=config.steps_divisor) for hook in hooks]
     shown = store.run_dir is None or store.run_dir.first
-    with pause_collection(), StartupProgress(LOG.info) if shown else contextlib.nullcontext():
+    progress = StartupProgress(LOG.info) if shown else contextlib.nullcontext()
+    with pause_collection(), progress:
         seconds = store.run_dir.pace if store.run_dir else 0.0  # of a step, by an earlier start
         program = Program(resolve_with_step_time(config, seconds))
         # A call of several steps ends where a hook takes the state.

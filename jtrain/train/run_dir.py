@@ -22,7 +22,7 @@ from jtrain.checkpoint import layout
 from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.config.dump import dump, to_plain
 from jtrain.config.top import RUNS, BaseConfig
-from jtrain.distributed.cluster.cluster import program
+from jtrain.distributed.cluster.cluster import command_words
 from jtrain.distributed.compiler_flags import VARIABLES
 from jtrain.errors import CheckpointError, ConfigError, DataError, UnreachableError
 from jtrain.errors.spelling import did_you_mean
@@ -71,7 +71,7 @@ class RunDir:
         self.steps, self.times = path / "steps.jsonl", path / "time.jsonl"
         self.pictures = path / "pictures"
         self.events = path / "events.jsonl"
-        self.resume_command = resume_command or f"{program()} run {self.config}"
+        self.resume_command = resume_command or f"{command_words()} run {self.config}"
         self._identity: dict[str, Any] = {}
         self._values: Any = None
 

@@ -182,7 +182,7 @@ class ClusterVariables:
         return tuple(range(local * each, (local + 1) * each))
 
 
-def program() -> str:
+def command_words() -> str:
     """Return the words before the verb: `jtrain`, or `jtrain launch` with its options."""
     return os.environ.get(LAUNCHER) or "jtrain"
 
