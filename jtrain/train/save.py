@@ -136,7 +136,7 @@ def make_save_hook(
 ) -> SaveHook:
     """Return the hook that saves the state; in memory it holds that of the best evaluation.
 
-    Args: as `CheckpointSaver` takes them.
+    The arguments are those of `CheckpointSaver`.
     """
     store, config = attempt.store, attempt.config
     if isinstance(store, MemoryStore):
