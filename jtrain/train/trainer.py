@@ -85,6 +85,8 @@ def train_to_end(
                 failed = Stop(ended.stop.why, "failed")
                 return trainer.finish(dataclasses.replace(ended, stop=failed))
             trainer.end_tracking("stopped")
+            with HEARTBEAT.during("save"):  # a save that failed is logged, and ends no rollback
+                trainer.save_hook.wait(ended.step, ended.state)
             record_rollback(resume.batches, trainer.bad_steps, ended.stop)
         del state, ended  # frees memory for the next state
         resume, state = store.restart(program, resume.schedule)

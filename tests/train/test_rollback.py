@@ -207,30 +207,38 @@ def test_nothing_later_than_a_bad_step_is_saved():
 
 
 @pytest.mark.thorough
-def test_a_run_that_a_bad_step_ends_is_not_held_up_by_a_failed_save(monkeypatch):
-    ended, tried = threading.Event(), []
-    judge_last, save = BadSteps.stop_at_end, CheckpointSaver.__call__
+@pytest.mark.parametrize(
+    ("guard", "status", "steps"),
+    [(StopPolicy(), "failed", []), (RollbackPolicy(), "done", [8, 12])],
+    ids=["stop", "rollback"],
+)
+def test_a_failed_save_changes_nothing_of_what_a_bad_step_does(guard, status, steps, monkeypatch):
+    ended, failed, tried = threading.Event(), [], []
+    judge_last, save, write_seal = BadSteps.stop_at_end, CheckpointSaver.__call__, seal.seal
 
     def judge_then_fail(bad_steps, step):
         stop = judge_last(bad_steps, step)
         ended.set()
         return stop
 
-    def fail(*_):
+    def fail_once(*given):
+        if failed:
+            return write_seal(*given)
+        failed.append(True)
         assert ended.wait(60)
         raise OSError(28, "No space left on device")
 
     def count(saver, step, state):
         tried.append(step)
         assert len(tried) < 9, "it tries for ever"
-        save(saver, step, state)
+        return save(saver, step, state)
 
     monkeypatch.setattr(BadSteps, "stop_at_end", judge_then_fail)
-    monkeypatch.setattr(seal, "seal", fail)
+    monkeypatch.setattr(seal, "seal", fail_once)
     monkeypatch.setattr(CheckpointSaver, "__call__", count)
-    assert ran(config("run", (NAN,), StopPolicy()), "run").status == "failed"
+    assert ran(config("run", (NAN,), guard), "run").status == status
     with CheckpointManager(Path("runs/run/checkpoints")) as checkpoints:
-        assert checkpoints.steps() == []
+        assert checkpoints.steps() == steps
 
 
 SCRIPT = Path(__file__).with_name("rollback_process.py")
