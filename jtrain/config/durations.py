@@ -29,6 +29,7 @@ EXAMPLES = {
     "minutes": "10 minutes",
 }
 LONGEST = 40  # characters of a duration
+FROM_START = ("steps", "stages", "optimizer")  # keys of lengths that begin with the run
 _FACTORS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9}
 _FORM = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kMB]?)\s*(%|[A-Za-z]+)")
 
@@ -118,6 +119,8 @@ class DurationUnits(NamedTuple):
     steps_per_call: int = 1
     seconds: float = 0.0  # a step, 0 where it is not known
     clock: bool = True  # whether checkpoints may be saved by the clock
+    earlier: tuple[tuple[int, "DurationUnits"], ...] = ()
+    """Last step of each earlier stage, and its sizes; the others are those of the last stage."""
 
 
 def find_durations(config: Any, key: str = "") -> dict[str, Duration]:
@@ -204,16 +207,9 @@ def _children(value: Any) -> list[tuple[str, Any]]:
 
 
 def _steps(key: str, length: Duration, facts: DurationUnits, total: int) -> Any:
-    per_step = {
-        "steps": 1,
-        "epochs": Fraction(facts.batch, facts.epoch) if facts.epoch else 0,
-        "rows": facts.batch,
-        "tokens": facts.batch * facts.tokens,
-        "%": Fraction(100, total) if total else 0,
-    } | dict.fromkeys(SECONDS, Fraction(facts.seconds))
     if stays_in_time(key, length, facts):
         return length
-    if not per_step[length.unit]:
+    if not (size := _per_step(length.unit, facts, total)):
         why = {
             "epochs": "the experiment's data has no end",
             "tokens": "the experiment has no tokens per row: jt.Experiment(tokens=...)",
@@ -222,6 +218,23 @@ def _steps(key: str, length: Duration, facts: DurationUnits, total: int) -> Any:
         raise ConfigError(
             f"{key}: {length} cannot be counted, as {why}. Write {key}=500, in steps."
         )
-    amount = length.amount * SECONDS.get(length.unit, 1)
-    steps = math.ceil(amount / per_step[length.unit])
+    amount, first = length.amount * SECONDS.get(length.unit, 1), 0
+    for stop, units in facts.earlier if key.startswith(FROM_START) else ():
+        own = _per_step(length.unit, units, total) or size
+        if amount <= (stop - first) * own:
+            size = own
+            break
+        amount, first = amount - (stop - first) * own, stop
+    steps = first + math.ceil(amount / size)
     return -(-steps // facts.steps_per_call) * facts.steps_per_call
+
+
+def _per_step(unit: str, facts: DurationUnits, total: int) -> Fraction | int:
+    """Return what a step has of a unit; 0 where it is not known."""
+    return {
+        "steps": 1,
+        "epochs": Fraction(facts.batch, facts.epoch) if facts.epoch else 0,
+        "rows": facts.batch,
+        "tokens": facts.batch * facts.tokens,
+        "%": Fraction(100, total) if total else 0,
+    }.get(unit, Fraction(facts.seconds))

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -133,6 +133,21 @@ class ChecksConfig:
 
 
 @configclass
+class Stage:
+    """First steps of a run, with other values than the rest."""
+
+    until: Annotated[int, DurationField(1)]
+    """Last step of the stage, or 2 epochs, 500k rows, 300M tokens from the beginning of the run."""
+    set: dict[str, Any] = Field(min_length=1)
+    """Its values by dotted key: {batch: 64, data.context: 256}. Any of the experiment's own keys
+    that leaves the parameters their shapes, batch and microbatches; without microbatches as many
+    as keep them no larger than the run's."""
+    lr: Annotated[float, Field(gt=0)] | Literal["linear", "sqrt"] = 1.0
+    """Factor of the learning rate. linear: the tokens (else rows) of its batch over those of the
+    run's; sqrt: the root of that."""
+
+
+@configclass
 class BaseConfig:
     """Fields of every run, whatever it trains."""
 
@@ -149,6 +164,9 @@ class BaseConfig:
     """Rows a step, over all devices and microbatches."""
     microbatches: int = Field(default=1, gt=0)
     """Slices of a batch whose gradients are summed: less memory, the same update."""
+    stages: tuple[Stage, ...] = ()
+    """First stages, in order, with other values: a smaller batch, a shorter context. Behind the
+    last of them the config's own values hold, and evaluation always has those."""
     steps_per_call: Literal["auto"] | Annotated[int, Field(gt=0)] = "auto"
     """Steps in one call of the compiled function; above 1, small models train faster. auto: by the
     FLOPs and bytes of a step, several where it is small, fewer before each step that a cadence

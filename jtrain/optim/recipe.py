@@ -80,20 +80,23 @@ class OptimizerConfig(Kind, abc.ABC):
         """
         return self.schedule.build(self.lr, steps)
 
-    def build(self, steps: int, dims: NamedDims = NO_NAMES) -> optax.GradientTransformation:
+    def build(
+        self, steps: int, dims: NamedDims = NO_NAMES, *, lr_factor: LearningRate | None = None
+    ) -> optax.GradientTransformation:
         """Build the transformation of a run of `steps`; `init` raises if a pattern has no leaf.
 
         Args:
             steps: of the whole run, for the schedule.
             dims: the names of the parameters' dims, `Model.dims`. A leading dim `layers` is a stack
                 of layers, each of which takes the steps of a separate leaf.
+            lr_factor: factor of the learning rate at each step, from 0; None: 1.
 
         Raises:
             ConfigError: if the warmup leaves no step.
         """
         if isinstance(steps, Duration):
             raise TypeError(f"{steps} is not counted in steps yet: write optimizer=self.optimizer")
-        rate = self.learning_rate(steps)
+        rate = scaled(self.learning_rate(steps), lr_factor)
         decay = _by_name(lambda u, p, decay: u + decay * p, functools.partial(self._decay_of, dims))
         optimizer = self.descent(self.layered_rule(decay, dims), self._scale(rate), rate)
         if self.ema:
@@ -176,6 +179,11 @@ class OptimizerConfig(Kind, abc.ABC):
 
     def _group(self, name: str) -> ParamGroup:
         return group_of(name, self.groups) or ParamGroup(match="*")
+
+
+def scaled(rate: LearningRate, factor: LearningRate | None) -> LearningRate:
+    """Return the learning rate times a factor at each step; None: the rate itself."""
+    return rate if factor is None else lambda step: rate(step) * factor(step)
 
 
 def _by_name(

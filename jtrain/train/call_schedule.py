@@ -276,12 +276,13 @@ class CallBatches:
         self,
         workers: Workers,
         start: int,
-        place: Callable[[Batch], Batch],
+        place: Callable[[Batch, int], Any],
         observe: Observe | None = None,
     ) -> ReadAhead[Batch]:
         """Return the batches of each call after step `start`, on the devices; close it after use.
 
         Args:
+            place: puts the batch of the call after a step on the devices.
             observe: called with the step before each call and the batches of its steps.
 
         Raises:
@@ -303,7 +304,7 @@ class CallBatches:
             batch = read(step)
             if observe is not None:
                 observe(step, split_steps(batch, self.schedule.stacked))
-            return place(batch)
+            return place(batch, step)
 
         stop, after = self.schedule.stop, self.schedule.after
         return ReadAhead(get, start=start, stop=stop, after=after, close=close)

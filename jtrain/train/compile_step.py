@@ -1,5 +1,6 @@
 """Compilation of the step beside the first state, and the time of a step."""
 
+import dataclasses
 import functools
 import math
 import time
@@ -50,11 +51,13 @@ def compile_step(
         one_by_one = start is None and program.resolved.devices[0].platform == "cpu"
         with HEARTBEAT.during("compile"):
             meanwhile = lambda: _wait_for(state) if one_by_one else None
-            step = program.compile_step(batches.schedule, meanwhile=meanwhile)
+            options = {"meanwhile": meanwhile, "start": start or 0}
+            step = program.compile_step(batches.schedule, **options)
         made = _wait_for(state)
         checked.result()
         check_batches(program, first.result(), made)
-        program.first.forget()
+        for each in (*program.stages, program):
+            each.first.forget()
         return step, made
 
 
@@ -87,7 +90,8 @@ def resolve_with_step_time(config: RunConfig, seconds: float = 0.0) -> Resolved:
     resolved = resolve(config, seconds)
     if not resolved.lengths.provisional:
         return resolved
-    return resolved.count_again(seconds_per_step(Program(resolved)))
+    timed = dataclasses.replace(resolved, starts=None, stages=())  # behind the last stage
+    return resolved.count_again(seconds_per_step(Program(timed)))
 
 
 def seconds_per_step(program: Program) -> float:

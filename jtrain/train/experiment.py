@@ -45,6 +45,7 @@ from jtrain.train import fit_data
 from jtrain.train.eight_bits import quantize_experiment
 from jtrain.train.fit_arguments import build_loss, build_start
 from jtrain.train.fit_data import build_evaluation_sets, build_train_batches, split_validation
+from jtrain.train.stages import stage_problems
 from jtrain.train.trackers import Tracker
 
 BuildOptimizer: TypeAlias = Callable[[int], optax.GradientTransformation]
@@ -241,6 +242,7 @@ class RunConfig(BaseConfig, abc.ABC):
     def problems(self) -> Iterator[tuple[str, str]]:
         """Return the values that conflict."""
         yield from super().problems()
+        yield from stage_problems(self, [field.name for field in dataclasses.fields(RunConfig)])
         if self.lora.rank and not self.lora.on:
             yield "lora.on", "is empty, so nothing would be trained; set lora.on='[\"*\"]'"
         if self.lora.on and not self.lora.rank:

@@ -37,6 +37,7 @@ from jtrain.train.initial_state import (
     trace_weights,
 )
 from jtrain.train.resolve import Resolved, resolve
+from jtrain.train.stages import StageBatch, staged_step
 
 LIVE = "live_steps"  # bool k b: whether a call takes the step at an index
 
@@ -88,7 +89,7 @@ class Program:
     def schedule(self) -> CallSchedule:
         """Steps of each call, where no hook of the caller takes the state."""
         x = self.resolved
-        return choose_schedule(
+        chosen = choose_schedule(
             x.config,
             x.strategy,
             x.abstract_state,
@@ -97,6 +98,7 @@ class Program:
             evaluates=bool(x.sets),
             untimed=x.lengths.unknown,
         )
+        return chosen.ending_at(*x.starts.stops) if x.starts else chosen
 
     def batches(
         self, schedule: CallSchedule | None = None, windows: Sequence[Window] | None = None
@@ -120,23 +122,49 @@ class Program:
         x = self.resolved
         return FirstRows(x.own_rows(x.experiment.train), x.strategy.part[1])
 
-    def place(self, batch: Batch, schedule: CallSchedule | None = None) -> Batch:
-        """Put the batch of a call on the devices."""
-        schedule = schedule or self.schedule
+    def place(
+        self, batch: Batch, first: int = 0, schedule: CallSchedule | None = None
+    ) -> Batch | StageBatch:
+        """Put the batch of the call after step `first` on the devices."""
+        schedule, starts = schedule or self.schedule, self.resolved.starts
         batch = mark_live(batch, schedule.longest) if schedule.varies else batch
-        return self.resolved.strategy.place_for_call(batch, stacked=schedule.stacked)
+        placed = self.resolved.strategy.place_for_call(batch, stacked=schedule.stacked)
+        return placed if starts is None else StageBatch(placed, starts.find(first))
 
     def compile_step(
         self,
         schedule: CallSchedule | None = None,
         meanwhile: Callable[[], object] = lambda: None,
+        *,
+        start: int = 0,
     ) -> StepFn:
-        """Compile the step, or the steps of a call; `meanwhile` as for `Strategy.compile`."""
+        """Compile the step, or the steps of a call; `meanwhile` as for `Strategy.compile`.
+
+        Args:
+            start: steps that were taken before; stages that are over are not compiled.
+        """
         schedule = schedule or self.schedule
-        compiled = self.resolved.strategy.compile
-        return compiled(
-            *self._step(schedule), stacked=schedule.stacked, returns_state=True, meanwhile=meanwhile
-        )
+        stacked, starts = schedule.stacked, self.resolved.starts
+
+        def compiled(program: Program) -> StepFn:
+            step = program._step(schedule)  # pyright: ignore[reportPrivateUsage]
+            options = {"stacked": stacked, "returns_state": True, "meanwhile": meanwhile}
+            return self.resolved.strategy.compile(*step, **options)
+
+        if starts is None:
+            return compiled(self)
+        each = [functools.partial(compiled, program) for program in (*self.stages, self)]
+        return staged_step(each, starts, start)
+
+    @functools.cached_property
+    def stages(self) -> Sequence["Program"]:
+        """Program of each stage before the rest of the run."""
+        return [Program(stage) for stage in self.resolved.stages]
+
+    def at(self, step: int) -> "Program":
+        """Return the program of the stage that takes the step after `step` steps."""
+        starts = self.resolved.starts
+        return (*self.stages, self)[starts.find(step)] if starts else self
 
     def lower_step(self) -> Lowered:
         """Lower the step; the result compiles also for devices of another machine.

@@ -13,6 +13,8 @@ from jtrain.core.types import Extra, Key, Params
 from jtrain.data.batches.fingerprint import fingerprint
 from jtrain.data.batches.step_batches import SkipBatches, Window
 from jtrain.errors import ConfigError, DataError
+from jtrain.optim.recipe import scaled
+from jtrain.optim.schedules import LearningRate
 from jtrain.parallel import Device, Strategy, check_divides
 from jtrain.train.auto_layout import choose_layout
 from jtrain.train.evaluation import check_set_names
@@ -20,6 +22,14 @@ from jtrain.train.experiment import Experiment, Prompt, RunConfig, SampleConfig,
 from jtrain.train.initial_state import trace_state, with_shardings
 from jtrain.train.runtime import check_jit_enabled
 from jtrain.train.schedule_steps import ConfigDurations, resolve_durations
+from jtrain.train.stages import (
+    ShiftedBatches,
+    StagedBatches,
+    StageStarts,
+    check_same_state,
+    fit_microbatches,
+    stage_config,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,6 +47,12 @@ class Resolved:
     """The config's durations, before they were counted in steps."""
     why: str = ""
     """Reason for the layout, if it was chosen."""
+    starts: StageStarts | None = None
+    """Where its stages begin; None of a run without stages."""
+    stages: Sequence["Resolved"] = ()
+    """Values of each stage before the rest of the run, whose state they share."""
+    lr_factor: LearningRate | None = None
+    """Factor of the learning rate that the stages set."""
     count_again: Callable[[float], "Resolved"]
     """Gives the same run with durations in time counted by the seconds that a step takes."""
 
@@ -57,7 +73,8 @@ class Resolved:
     @functools.cached_property
     def data(self) -> str:
         """Fingerprint of the training data; empty where the batches have none."""
-        return fingerprint(self.experiment.train)
+        found = [fingerprint(x.experiment.train) for x in (self, *self.stages)]
+        return "; ".join(dict.fromkeys(found)) if all(found) else ""
 
     def own_rows(self, batches: Any) -> Any:
         """Return the same batches, of which this process reads only the rows of its devices."""
@@ -70,7 +87,37 @@ class Resolved:
             windows: of batches to skip; by default those of the config.
         """
         skipped = self.config.guard.without if windows is None else windows
-        return SkipBatches(self.own_rows(self.experiment.train), skipped)
+        if self.starts is None:
+            return SkipBatches(self.own_rows(self.experiment.train), skipped)
+        each = [self._shifted(i, self.own_rows) for i in range(len(self.stages) + 1)]
+        return StagedBatches(each, self.starts, skipped)
+
+    def source(self, step: int) -> Any:
+        """Return the batches, by number and of all processes, of the stage after `step` steps."""
+        if self.starts is None:
+            return self.experiment.train
+        return self._shifted(self.starts.find(step), lambda batches: batches)
+
+    def _shifted(self, stage: int, read: Callable[[Any], Any]) -> ShiftedBatches:
+        assert self.starts is not None, "a run with stages"
+        batches = (*self.stages, self)[stage].experiment.train
+        by = self.starts.batches[stage] - self.starts.first_step(stage)
+        return ShiftedBatches(read(batches), by)
+
+    def trained(self, step: int, amount: Callable[["Resolved"], float]) -> float:
+        """Return a sum over the first steps of the run, such as of rows.
+
+        Args:
+            amount: returns that of a step, under the values of a stage.
+        """
+        if self.starts is None:
+            return step * amount(self)
+        return self.starts.total(step, [*map(amount, self.stages), amount(self)])
+
+    @property
+    def learning_rate(self) -> LearningRate:
+        """Learning rate of the config's optimizer at each step, from 0."""
+        return scaled(self.config.optimizer.learning_rate(self.config.steps), self.lr_factor)
 
 
 def resolve(
@@ -116,12 +163,34 @@ def _resolve(
         abstract_state=with_shardings(shapes, strategy.shardings(shapes, experiment.dims)),
         lengths=run.durations,
         why=why,
+        starts=run.starts,
+        lr_factor=run.lr_factor,
         count_again=functools.partial(_resolve, requested, strategy, why, run.unresolved),
     )
     for rows in resolved.sets.values():
         check_divides(rows.size, strategy.shares, 1, name="evaluate.batch")
     check_set_names(config, resolved.sets, experiment.generated)
-    return resolved
+    stages = [_resolve_stage(resolved, i, each) for i, each in enumerate(run.stages)]
+    return dataclasses.replace(resolved, stages=tuple(stages)) if stages else resolved
+
+
+def _resolve_stage(run: Resolved, number: int, experiment: Experiment) -> Resolved:
+    """Return the values of a stage, for the state of the run."""
+    strategy, stage = run.strategy, run.config.stages[number]
+    if strategy.loop != Strategy.loop:
+        raise ConfigError(
+            f"stages: parallel.kind={run.config.parallel.kind} trains with the same values "
+            f"throughout. Leave the stages out, or choose another kind."
+        )
+    config = stage_config(run.config, number)
+    if "microbatches" not in stage.set:
+        config = fit_microbatches(run.config, config, strategy.shares)
+    check_divides(config.batch, strategy.shares, config.microbatches, name=f"stages.{number}.set")
+    experiment = dataclasses.replace(experiment, optimizer=run.experiment.optimizer)
+    check_same_state(number, run.abstract_state, trace_state(config, experiment))
+    return dataclasses.replace(
+        run, config=config, experiment=experiment, starts=None, lr_factor=None
+    )
 
 
 def _make_sample(

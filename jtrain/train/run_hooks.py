@@ -31,7 +31,7 @@ from jtrain.train.hooks.evaluation import EarlyStop, EvaluateEvery, add_listener
 from jtrain.train.hooks.log import read_results
 from jtrain.train.hooks.progress import ProgressBar
 from jtrain.train.hooks.signals import Signals
-from jtrain.train.hooks.speed import Speed, measure_memory
+from jtrain.train.hooks.speed import Speed, Total, measure_memory
 from jtrain.train.hooks.step_record import StepRecorder
 from jtrain.train.hooks.tracking import Tracking
 from jtrain.train.program import Program
@@ -148,8 +148,8 @@ def find_best(run: Attempt, evaluations: Mapping[str, EvaluateEvery]) -> Evaluat
 def make_bad_steps(run: Attempt, state: TrainState) -> BadSteps:
     """Return the recorder that judges each step."""
     resume, path = run.resume, run.written_files and run.written_files.events
-    source = run.program.resolved.experiment.train
-    log = BadStepLog(path, resume.batches.train, source, resumed_at=resume.start)
+    train, source = resume.batches.train, run.program.resolved.source
+    log = BadStepLog(path, train, source, resumed_at=resume.start)
     run.closing.callback(log.close)
     return BadSteps(
         run.config,
@@ -167,7 +167,7 @@ def read_ahead(run: Attempt, record: StepRecorder | None) -> ReadAhead[Batch]:
     """Return the batches of the calls, on the devices; the record sees them first."""
     workers, schedule = run.config.workers, run.resume.schedule
     workers.check(run.program.resolved.experiment.train)
-    place = lambda batch: run.program.place(batch, schedule)
+    place = lambda batch, first: run.program.place(batch, first, schedule)
     observe = record and record.observe
     feed = run.resume.batches.read_ahead(workers, run.start, place, observe)
     return run.closing.enter_context(feed)
@@ -178,17 +178,30 @@ def measure_speed(run: Attempt, feed: ReadAhead[Batch]) -> Speed:
     config, resolved = run.config, run.program.resolved
     own = [x for x in resolved.devices if x.process_index == jax.process_index()]
     peak = peak_flops(resolved.devices) if run.written_files else None
+    tokens = lambda step: resolved.trained(step, lambda x: x.config.batch * x.experiment.tokens)
     return Speed(
         open_rows(run, run.written_files and run.written_files.speed),
         every=run.log_every,
         stop=config.steps,
-        rows=config.batch,
-        tokens=config.batch * resolved.experiment.tokens or None,
-        flops=count_step_flops(run.program) if peak else (None, None),
+        rows=lambda step: resolved.trained(step, lambda x: x.config.batch),
+        tokens=tokens if resolved.experiment.tokens else None,
+        flops=_total_flops(run.program) if peak else (None, None),
         peak=peak,
         waited=lambda: feed.waited,
         memory=functools.partial(measure_memory, own),
     )
+
+
+def _total_flops(program: Program) -> tuple[Total | None, Total | None]:
+    """Return the model's and the hardware's FLOPs over the first steps of a run."""
+    each = {id(x.resolved): count_step_flops(x) for x in (*program.stages, program)}
+
+    def total(of: int) -> Total | None:
+        if any(flops[of] is None for flops in each.values()):
+            return None
+        return lambda step: program.resolved.trained(step, lambda x: each[id(x)][of] or 0.0)
+
+    return total(0), total(1)
 
 
 def show_progress(
@@ -209,7 +222,7 @@ def track(run: Attempt, speed: Speed) -> Tracking | None:
     """Return the hook that sends numbers to the trackers, if there are any."""
     if run.written_files is None or not run.config.trackers:
         return None
-    config, learning_rate = run.config, run.config.optimizer.learning_rate(run.config.steps)
+    config, learning_rate = run.config, run.program.resolved.learning_rate
 
     def more(updates: int) -> dict[str, float]:
         numbers, pace = {"learning_rate": float(learning_rate(updates))}, speed.pace

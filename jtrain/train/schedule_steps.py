@@ -1,7 +1,8 @@
 """Durations of a run's config, converted to steps by the sizes of its experiment's data."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -21,7 +22,9 @@ from jtrain.core.batches import Batches
 from jtrain.errors import ConfigError, UserError
 from jtrain.optim import SGD
 from jtrain.optim.recipe import OptimizerConfig
+from jtrain.optim.schedules import LearningRate
 from jtrain.train.experiment import Experiment, RunConfig
+from jtrain.train.stages import StageStarts, count_stages, stage_config
 
 PROVISIONAL = 10**6  # steps of a run that ends by the clock, until the time of a step is measured
 Build: TypeAlias = Callable[[RunConfig], Experiment]
@@ -53,6 +56,12 @@ class ResolvedRun(NamedTuple):
     """The experiment, its optimizer a transformation for the steps of the run."""
     unresolved: Experiment | None = None
     """The experiment as built from the config with its durations; None: its `build` needs steps."""
+    starts: StageStarts | None = None
+    """Where its stages begin, if it has any."""
+    stages: Sequence[Experiment] = ()
+    """The experiments of its stages, without an optimizer of their own."""
+    lr_factor: LearningRate | None = None
+    """Factor of the learning rate that the stages set."""
 
 
 def resolve_durations(
@@ -83,13 +92,22 @@ def resolve_durations(
     lengths = ConfigDurations(found, seconds, provisional=bool(timed) and not seconds)
     if timed:
         facts = facts._replace(seconds=seconds or _provisional(config, timed))
-    asks_data = bool(units & {"epochs", "tokens"})
+    asks_data = bool(units & {"epochs", "tokens"}) or bool(config.stages)
     if asks_data or timed:
         unresolved = unresolved or _build_unresolved(config, build)
     if asks_data:
         known = unresolved or _build_provisional(config, build, facts)
-        facts = facts._replace(epoch=steps_per_epoch(known.train), tokens=known.tokens)
+        facts = _sized(facts, known)
+    starts, stages, lr_factor = None, [], None
+    if config.stages:
+        starts, config = _count_stages(config, build, facts)
+        facts = facts._replace(earlier=tuple(zip(starts.stops, starts.sizes, strict=False)))
+        if any(stage.lr != 1 for stage in config.stages):
+            lr_factor = starts.lr_factor(config.stages)
     config = convert_durations(config, facts)
+    for number in range(len(config.stages)):
+        with stage_errors(number):
+            stages.append(build(stage_config(config, number)))
     if "evaluate.patience" in found:
         config = _patience_in_evaluations(config, found["evaluate.patience"])
     for key, words in config.problems() if found else ():
@@ -97,7 +115,37 @@ def resolve_durations(
     if unresolved and isinstance(unresolved.optimizer, optax.GradientTransformation):
         unresolved = None  # made of a number of steps, which was a duration
     experiment = unresolved or build(config)
-    return ResolvedRun(config, lengths, _with_optimizer(experiment, config, facts), unresolved)
+    experiment = _with_optimizer(experiment, config, facts, lr_factor)
+    return ResolvedRun(config, lengths, experiment, unresolved, starts, stages, lr_factor)
+
+
+def _count_stages(
+    config: RunConfig, build: Build, facts: DurationUnits
+) -> tuple[StageStarts, RunConfig]:
+    """Return where stages begin, and the config with a step for the end of each."""
+    sizes = []
+    for number in range(len(config.stages)):
+        with stage_errors(number):
+            own = stage_config(config, number)
+            known = _build_provisional(own, build, facts)
+            sizes.append(_sized(facts._replace(batch=own.batch), known))
+    starts = count_stages(config.stages, [*sizes, facts])
+    ends = zip(config.stages, starts.stops, strict=True)
+    stages = tuple(dataclasses.replace(stage, until=stop) for stage, stop in ends)
+    return starts, dataclasses.replace(config, stages=stages)
+
+
+def _sized(facts: DurationUnits, known: Experiment) -> DurationUnits:
+    return facts._replace(epoch=steps_per_epoch(known.train), tokens=known.tokens)
+
+
+@contextlib.contextmanager
+def stage_errors(number: int) -> Iterator[None]:
+    """Name the stage in an error of the block."""
+    try:
+        yield
+    except UserError as error:
+        raise type(error)(f"stages.{number}: {error}") from error
 
 
 def _build_unresolved(config: RunConfig, build: Build) -> Experiment | None:
@@ -113,11 +161,22 @@ def _build_provisional(config: RunConfig, build: Build, facts: DurationUnits) ->
     return build(convert_durations(probe, facts._replace(epoch=1, tokens=1)))
 
 
-def _with_optimizer(experiment: Experiment, config: RunConfig, facts: DurationUnits) -> Experiment:
+def _with_optimizer(
+    experiment: Experiment,
+    config: RunConfig,
+    facts: DurationUnits,
+    lr_factor: LearningRate | None,
+) -> Experiment:
     optimizer = experiment.optimizer
+    if lr_factor is not None and not isinstance(optimizer, OptimizerConfig):
+        raise ConfigError(
+            f"stages: lr sets the rate of the config's optimizer, and experiment "
+            f"{config.experiment} builds one itself. Write optimizer=self.optimizer in `build`, or "
+            f"leave lr out of the stages."
+        )
     if isinstance(optimizer, OptimizerConfig):
         resolved = convert_part(optimizer, "optimizer", facts, config.steps)
-        optimizer = resolved.build(config.steps, experiment.dims)
+        optimizer = resolved.build(config.steps, experiment.dims, lr_factor=lr_factor)
     elif not isinstance(optimizer, optax.GradientTransformation) and callable(optimizer):
         optimizer = optimizer(config.steps)
     return dataclasses.replace(experiment, optimizer=optimizer)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jtrain.config.dump import flatten
+from jtrain.config.schema import format_value
 from jtrain.core.loss import combine, normalize_loss
 from jtrain.core.pytree import named_leaves, num_elements
 from jtrain.core.state import TrainState
@@ -156,6 +157,7 @@ def banner_lines(
         *_unused(resolved, root),
         *describe_small_pool(count_cpu_devices(resolved.devices)),
         *([resolved.why] if resolved.why else []),
+        *_describe_stages(resolved),
         *([schedule.why] if schedule.why else []),
         format_line(summarize(resolved.abstract_state)),
         *([str(strategy.schedule)] if strategy.schedule else []),
@@ -176,6 +178,19 @@ def banner_lines(
         lines += describe_source(getattr(config, "model", None))
     if start:
         lines.append(f"resumes from step {start} of {config.steps}")
+    return lines
+
+
+def _describe_stages(resolved: Resolved) -> list[str]:
+    """Return a line about each stage and its program; none of a run without stages."""
+    config, rate = resolved.config, resolved.lr_factor or (lambda step: 1.0)
+    lines = [f"{len(resolved.stages) + 1} programs, each compiled once:"] if resolved.stages else []
+    for stage, values in zip(config.stages, resolved.stages, strict=False):
+        sets = {**stage.set, "microbatches": values.config.microbatches}
+        written = ", ".join(f"{key}={format_value(value)}" for key, value in sets.items())
+        factor = float(rate(stage.until - 1))
+        scaled = f", learning rate x {factor:.3g}" * (factor != 1)
+        lines.append(f"  to step {stage.until}: {written}{scaled}")
     return lines
 
 

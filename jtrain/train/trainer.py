@@ -198,7 +198,7 @@ class Trainer:
                 stop=config.steps,
                 speed=self.speed,
                 valid=valid,  # of the evaluation before this step
-                learning_rate=config.optimizer.learning_rate(config.steps),
+                learning_rate=attempt.program.resolved.learning_rate,
             ),
             self.progress,
             self.metrics,

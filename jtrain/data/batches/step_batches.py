@@ -102,6 +102,12 @@ def read_at_once(batches: StepBatches, first: int, count: int) -> Mapping[str, A
     return batches.read_stacked(first, count)
 
 
+def row_numbers(batches: Any, number: int) -> np.ndarray | None:
+    """Return the rows of the data set in a batch; None where the batches do not number them."""
+    indices = getattr(batches, "indices", None)
+    return None if indices is None else indices(number)
+
+
 class StackedBatches:
     """`calls[i]`: the batch of step i, or the batches of `steps` steps from `i * steps` on: k b ...
 

@@ -249,9 +249,9 @@ def take_calls(
     """
     schedule = batches.schedule
     while start < stop:
-        take = take or program.compile_step(schedule)
+        take = take or program.compile_step(schedule, start=start)
         batch, end = batches.read(start), schedule.after(start)
-        state, metrics = take(state, program.place(batch, schedule))
+        state, metrics = take(state, program.place(batch, start, schedule))
         yield Call(start, end, batch, state, metrics)
         start = end
 

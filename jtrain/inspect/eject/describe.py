@@ -94,6 +94,8 @@ def _check_parts(config: RunConfig) -> None:
         raise refuse("parallel.kind", "server", "the steps of one program: parallel.kind=single")
     if config.lora.rank:
         raise refuse("lora.rank", config.lora.rank, "whole weights: leave lora out")
+    if config.stages:
+        raise refuse("stages", f"{len(config.stages)} of them", "one: leave stages out")
     if config.guard.without:
         raise refuse("guard.without", config.guard.without, "all batches: guard.without=[]")
 

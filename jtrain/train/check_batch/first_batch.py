@@ -17,7 +17,7 @@ from jtrain.core.mean import Mean
 from jtrain.core.rows import with_rows
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch, Extra, Key, LossFn, Params
-from jtrain.data.batches.step_batches import SkipBatches
+from jtrain.data.batches.step_batches import SkipBatches, row_numbers
 from jtrain.data.sources.source import to_native
 from jtrain.distributed.multihost import all_gather
 from jtrain.errors import DataError
@@ -225,12 +225,11 @@ def trace_train_batch(program: "Program", batches: SkipBatches, start: int) -> l
     Raises:
         LossError: if one value a row is broadcast against another, pairing all rows.
     """
-    train = program.resolved.experiment.train
-    indices = getattr(train, "indices", lambda number: np.array(()))
-    number = batches.number(start)
-    options = {"draws": True, "origin": indices(number).tolist()}
-    first = lambda: batches[start] if number else program.first.own
-    return _trace(program, train, first, "the first batch", **options)
+    stage, number = program.at(start), batches.number(start)
+    rows = row_numbers(program.resolved.source(start), number)
+    options = {"draws": True, "origin": [] if rows is None else rows.tolist()}
+    first = lambda: batches[start] if number else stage.first.own
+    return _trace(stage, stage.resolved.experiment.train, first, "the first batch", **options)
 
 
 def trace_set_batches(program: "Program") -> list[FirstBatch]:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from jtrain.core.loop import FinishedSteps, Hook, Recorder
 from jtrain.distributed.heartbeat import HEARTBEAT
@@ -19,6 +19,7 @@ _PAGE = resource.getpagesize()
 _UNIT = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
 WINDOW = 10.0  # seconds that the speed is of
 CALLS = 512  # whose times the quantiles are of
+Total: TypeAlias = Callable[[int], float]  # an amount, over the first steps of a run
 
 
 class MemoryUse(NamedTuple):
@@ -67,9 +68,9 @@ class Speed(Hook, Recorder):
         file: of the readings; None to write none.
         every: steps between two measurements.
         stop: the last step of the run.
-        rows: in a step, over all processes.
-        tokens: in a step; None if the data has no tokens.
-        flops: of a step over all devices, those that loss and gradient need, and those with what
+        rows: returns those of the first steps of the run, over all processes.
+        tokens: as `rows`; None if the data has no tokens.
+        flops: as `rows`, over all devices: those that loss and gradient need, and those with what
             the backward pass computes again; None where unknown.
         peak: FLOP a second of these devices, in bfloat16; None if unknown.
         waited: gives the seconds that the loop has waited for data so far.
@@ -82,9 +83,9 @@ class Speed(Hook, Recorder):
         *,
         every: int,
         stop: int,
-        rows: int,
-        tokens: int | None = None,
-        flops: tuple[float | None, float | None] = (None, None),
+        rows: Total,
+        tokens: Total | None = None,
+        flops: tuple[Total | None, Total | None] = (None, None),
         peak: float | None = None,
         waited: Callable[[], float] = lambda: 0.0,
         memory: Callable[[], MemoryUse] | None = None,
@@ -169,15 +170,17 @@ class Speed(Hook, Recorder):
     def _pace(self, old: "_Sample", now: "_Sample", *, pauses: float) -> SpeedReading:
         seconds, steps = now.seconds - old.seconds, now.step - old.step
         p50, p90 = self._quantiles()
+        a_second = lambda total: (total(now.step) - total(old.step)) / seconds
+        share = lambda total: a_second(total) / self._peak if total and self._peak else None
         return SpeedReading(
             step=now.step,
             seconds_per_step=seconds / steps,
-            rows_per_second=self._rows * steps / seconds,
-            tokens_per_second=self._tokens and self._tokens * steps / seconds,
+            rows_per_second=a_second(self._rows),
+            tokens_per_second=a_second(self._tokens) if self._tokens else None,
             waiting=min(1.0, (now.waited - old.waited) / seconds),
             left=(self._stop - now.step) * (seconds / steps + pauses),
-            mfu=self._share_of_peak(self._flops[0], seconds / steps),
-            hfu=self._share_of_peak(self._flops[1], seconds / steps),
+            mfu=share(self._flops[0]),
+            hfu=share(self._flops[1]),
             p50=p50,
             p90=p90,
             memory=self._memory() if self._memory else None,
@@ -189,9 +192,6 @@ class Speed(Hook, Recorder):
             return None, None
         at = lambda share: ordered[math.ceil(share * len(ordered)) - 1]
         return at(0.5), at(0.9)
-
-    def _share_of_peak(self, flops: float | None, seconds: float) -> float | None:
-        return None if flops is None or self._peak is None else flops / seconds / self._peak
 
     def _row(self, pace: SpeedReading, trained: float) -> dict[str, Any]:
         row = {name: x for name, x in vars(pace).items() if x is not None and name != "memory"}

@@ -25,8 +25,13 @@ class Clock:
         return self.now
 
 
+def each_step(amount):
+    return lambda step: amount * step
+
+
 def speed_of(clock, **more):
-    return Speed(None, **{"every": 2, "stop": 100, "rows": 8, "clock": clock, **more})
+    given = {"every": 2, "stop": 100, "rows": each_step(8), "clock": clock, **more}
+    return Speed(None, **given)
 
 
 def train(speed, clock, first, last, *, seconds, each=1):
@@ -41,7 +46,7 @@ def train(speed, clock, first, last, *, seconds, each=1):
 
 def test_steps_are_timed_without_the_first_call():
     clock = Clock()
-    speed = speed_of(clock, tokens=512)
+    speed = speed_of(clock, tokens=each_step(512))
     clock.now += 60  # compiling
     train(speed, clock, 1, 1, seconds=0.5)
     assert speed.pace is None
@@ -71,9 +76,9 @@ def test_a_pause_is_no_time_of_a_step_but_counts_for_what_is_left():
 
 def test_utilization_is_work_by_time_and_peak(tmp_path):
     clock = Clock()
-    work = {"flops": (3e12, 4e12), "peak": 1e13}
+    work = {"flops": (each_step(3e12), each_step(4e12)), "peak": 1e13}
     file = JsonlWriter(tmp_path / "s")
-    speed = Speed(file, every=2, stop=100, rows=8, clock=clock, **work)
+    speed = Speed(file, every=2, stop=100, rows=each_step(8), clock=clock, **work)
     train(speed, clock, 1, 11, seconds=0.5)
     assert speed.pace is not None
     assert (speed.pace.mfu, speed.pace.hfu) == pytest.approx((0.6, 0.8))
@@ -108,7 +113,7 @@ def test_a_step_is_timed_when_it_is_done():
 
     compiled = jax.jit(step)
     feed = [{"x": jax.device_put(np.float32(i))} for i in range(24)]
-    speed = Speed(None, every=4, stop=24, rows=1)
+    speed = Speed(None, every=4, stop=24, rows=each_step(1))
     zero, watch = jax.device_put(np.float32(0)), {"hooks": [speed], "recorders": [speed]}
     train_loop(compiled, zero, feed, start=0, stop=24, **watch)
     assert speed.pace is not None
