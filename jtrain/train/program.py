@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.stages import Lowered
 
 from jtrain.checkpoint import WeightsPlan
@@ -19,7 +18,7 @@ from jtrain.core.precision.cast import compute_in
 from jtrain.core.state import TrainState
 from jtrain.core.step import StepFn, make_step, scan_steps
 from jtrain.core.types import Batch, Extra, Key, LossFn, Metrics, Params
-from jtrain.data.batches.step_batches import Window, aligned_zeros
+from jtrain.data.batches.step_batches import Window
 from jtrain.optim import WithEvalParams, evaluation_params
 from jtrain.parallel import Device
 from jtrain.parallel.custom_loop import gather
@@ -36,10 +35,9 @@ from jtrain.train.initial_state import (
     shardings_of,
     trace_weights,
 )
+from jtrain.train.repeat_step import LIVE, mark_live, repeat_step
 from jtrain.train.resolve import Resolved, resolve
 from jtrain.train.stages import StageBatch, staged_step
-
-LIVE = "live_steps"  # bool k b: whether a call takes the step at an index
 
 
 class Program:
@@ -122,9 +120,7 @@ class Program:
         x = self.resolved
         return FirstRows(x.own_rows(x.experiment.train), x.strategy.part[1])
 
-    def place(
-        self, batch: Batch, first: int = 0, schedule: CallSchedule | None = None
-    ) -> Batch | StageBatch:
+    def place(self, batch: Batch, first: int = 0, schedule: CallSchedule | None = None) -> Any:
         """Put the batch of the call after step `first` on the devices."""
         schedule, starts = schedule or self.schedule, self.resolved.starts
         batch = mark_live(batch, schedule.longest) if schedule.varies else batch
@@ -310,54 +306,6 @@ def set_up(
 ) -> Program:
     """Return the program of a config; see `resolve`."""
     return Program(resolve(config, seconds, among=among))
-
-
-def repeat_step(step: StepFn) -> StepFn:
-    """Return `(state, batches) -> (state, metrics)`: the live steps of batches stacked k b ...
-
-    The metrics are stacked k ..., zero behind the last live step. The number of live steps is an
-    argument, so that one program takes calls of every length to the same bits.
-    """
-    one = jax.jit(step, inline=True)  # traced once, for its shapes and for the loop
-
-    def call(state: TrainState, batches: Batch) -> tuple[TrainState, Metrics]:
-        arrays = {name: x for name, x in batches.items() if name != LIVE}
-        at = lambda i: {name: x[i] for name, x in arrays.items()}
-        shapes = jax.eval_shape(one, state, at(0))[1]
-        longest = len(batches[LIVE])
-        zeros = jax.tree.map(lambda x: jnp.zeros((longest, *x.shape), x.dtype), shapes)
-
-        def body(i: Any, carry: tuple[TrainState, Metrics]) -> tuple[TrainState, Metrics]:
-            state, metrics = carry
-            state, new = one(state, at(i))
-            return state, jax.tree.map(lambda all_steps, x: all_steps.at[i].set(x), metrics, new)
-
-        count = batches[LIVE].any(axis=1).sum(dtype=jnp.int32)
-        return jax.lax.fori_loop(0, count, body, (state, zeros))
-
-    return call
-
-
-def mark_live(batches: Mapping[str, Any], longest: int) -> Batch:
-    """Return batches stacked k b ..., padded to `longest` steps, with the array `LIVE`."""
-    count, rows = next(iter(batches.values())).shape[:2]
-
-    def pad(x: np.ndarray) -> np.ndarray:
-        if len(x) == longest:
-            return x
-        padded = aligned_zeros((longest, *x.shape[1:]), x.dtype)
-        padded[: len(x)] = x
-        return padded
-
-    return {**{name: pad(x) for name, x in batches.items()}, LIVE: _live(longest, count, rows)}
-
-
-@functools.cache
-def _live(longest: int, count: int, rows: int) -> np.ndarray:
-    """Return the same read-only array for the same numbers: it is put on the devices once."""
-    live = np.repeat(np.arange(longest)[:, None] < count, rows, axis=1)
-    live.setflags(write=False)
-    return live
 
 
 @jax.tree_util.register_pytree_node_class

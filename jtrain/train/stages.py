@@ -278,7 +278,7 @@ def staged_step(compile: Sequence[Callable[[], StepFn]], starts: StageStarts, fi
     for step in steps[starts.find(first) :]:
         step()
 
-    def take(state: TrainState, batch: StageBatch) -> tuple[TrainState, Metrics]:
+    def take(state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
         return steps[batch.stage]()(state, batch.arrays)
 
     return take

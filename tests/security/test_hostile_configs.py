@@ -174,7 +174,7 @@ def test_only_the_named_experiment_is_imported(tmp_path: Path, monkeypatch):
 
 # Keys of text that name no place: metrics, patterns of leaves, fields of a row, words of a text.
 PLAIN = {
-    "Task.answer", "Task.choices", "Task.context", "Task.match", "Task.until", "FP8.products", "FP8.exclude", "EvaluateConfig.sets", "CheckpointConfig.best",
+    "Stage.set", "Stage.lr", "Task.answer", "Task.choices", "Task.context", "Task.match", "Task.until", "FP8.products", "FP8.exclude", "EvaluateConfig.sets", "CheckpointConfig.best",
     "Chat.day", "Chat.field", "Chat.ignore", "TextLines.field", "HubTexts.config", "HubTexts.split", "HubTexts.column", "HubImages.config", "HubImages.split", "HubImages.image", "HubImages.label", "TextPairs.marks", "Mixture.tokenizer", "Tokens.tokenizer", "CharacterTokens.alphabet",
     "PretrainedTokenizer.end", "Lora.on", "ParamGroup.match", "Muon.adamw", "Muon.stacks", "Optax.args", "OptimizerConfig.decay",
     "Prompt.text", "SampleConfig.prompt", "ImageClassifier.preset", "CustomOptimizer.kind", "Published.kind", "Config.optimizer", "Mixture.parts", "BaseConfig.experiment",
