@@ -179,10 +179,14 @@ def show(argv: Sequence[str]) -> int:
     from jtrain.config.resolve import resolve
     from jtrain.core.placement import Unplaced
     from jtrain.train.experiment import build_experiment  # needs JAX
+    from jtrain.train.resolve import resolve as resolve_run
 
     config = resolve(Path(path), words).config
-    experiment = build_experiment(config, Unplaced())
-    batch = {name: np.asarray(array) for name, array in experiment.train[step].items()}
+    if config.stages:  # of which one takes the step
+        train = resolve_run(config).train(own_rows=False)
+    else:
+        train = build_experiment(config, Unplaced()).train
+    batch = {name: np.asarray(array) for name, array in train[step].items()}
     rows = {name: array[:count] for name, array in batch.items()}
     tokenizer = _tokenizer(config)
     if args.out:

@@ -80,16 +80,20 @@ class Resolved:
         """Return the same batches, of which this process reads only the rows of its devices."""
         return batches.shard(*self.strategy.part)
 
-    def train(self, windows: Sequence[Window] | None = None) -> SkipBatches:
-        """Return the batch of each step, as this process reads it, without those in windows.
+    def train(
+        self, windows: Sequence[Window] | None = None, *, own_rows: bool = True
+    ) -> SkipBatches:
+        """Return the batch of each step, without those in windows.
 
         Args:
             windows: of batches to skip; by default those of the config.
+            own_rows: whether only the rows of this process are read.
         """
         skipped = self.config.guard.without if windows is None else windows
+        read = self.own_rows if own_rows else lambda batches: batches
         if self.starts is None:
-            return SkipBatches(self.own_rows(self.experiment.train), skipped)
-        each = [self._shifted(i, self.own_rows) for i in range(len(self.stages) + 1)]
+            return SkipBatches(read(self.experiment.train), skipped)
+        each = [self._shifted(i, read) for i in range(len(self.stages) + 1)]
         return StagedBatches(each, self.starts, skipped)
 
     def source(self, step: int) -> Any:

@@ -113,7 +113,8 @@ def find_nan(config: RunConfig, *, log: Callable[[str], None]) -> NonfiniteRepor
 
 def explain_nonfinite_step(program: Program, state: TrainState, step: int) -> NonfiniteReport:
     """Return the origins of the nonfinite step `step`, counted from 1."""
-    batch, gradient_of = read_full_batch(program, step), make_gradient(program)
+    batch, program = read_full_batch(program, step), program.at(step - 1)
+    gradient_of = make_gradient(program)
     state = dataclasses.replace(state, step=jnp.int32(step - 1))
     given = {"parameter": state.params, "extra": state.extra, "batch": batch}
 

@@ -19,7 +19,6 @@ from jtrain.core.loss import LossOutput, combine, normalize_loss, update_extra
 from jtrain.core.pytree import conjugate, norm
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch, Key, Leaf, Params
-from jtrain.data.batches.step_batches import SkipBatches
 from jtrain.distributed.cluster import detect
 from jtrain.errors import CodeError, ConfigError, LossError
 from jtrain.io.formatting import format_number
@@ -99,9 +98,7 @@ def compute_loss(program: Program, state: TrainState, batch: Batch, rng: Key | N
 
 def read_full_batch(program: Program, step: int) -> dict[str, jax.Array]:
     """Return the batch of step `step`, counted from 1, with the rows of all processes."""
-    resolved = program.resolved
-    batches = SkipBatches(resolved.experiment.train, resolved.config.guard.without)
-    return to_device(batches[step - 1])
+    return to_device(program.resolved.train(own_rows=False)[step - 1])
 
 
 def to_device(batch: Batch) -> dict[str, jax.Array]:
@@ -131,11 +128,11 @@ def run_eager(config: RunConfig, *, log: Callable[[str], None]) -> None:
     state, steps = program.initial_state(), program.resolved.config.steps
     with jax.disable_jit():
         for step in range(1, steps + 1):
-            batch = read_full_batch(program, step)
-            compute_loss(program, state, batch, state.step_key())
+            batch, stage = read_full_batch(program, step), program.at(step - 1)
+            compute_loss(stage, state, batch, state.step_key())
             with _silence():
-                gradient = _gradient(program, state, batch)
-                state = _updated_state(program, state, batch, gradient)
+                gradient = _gradient(stage, state, batch)
+                state = _updated_state(stage, state, batch, gradient)
             loss, norm = (format_number(float(x)) for x in (gradient.loss, gradient.grad_norm))
             log(f"step {step}/{steps}  loss {loss}  gradient norm {norm}")
         for name, rows in program.resolved.sets.items():
