@@ -95,7 +95,7 @@ def _check_parts(config: RunConfig) -> None:
     if config.lora.rank:
         raise refuse("lora.rank", config.lora.rank, "whole weights: leave lora out")
     if config.stages:
-        raise refuse("stages", f"{len(config.stages)} of them", "one: leave stages out")
+        raise refuse("stages", [x.set for x in config.stages], "no stages: leave stages out")
     if config.guard.without:
         raise refuse("guard.without", config.guard.without, "all batches: guard.without=[]")
 
