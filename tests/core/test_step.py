@@ -126,21 +126,6 @@ def flops(program) -> float:
     return program.cost_analysis()["flops"]
 
 
-@pytest.mark.thorough
-def test_the_loss_is_traced_once():
-    traced = []
-
-    def counted(params, batch, rng):
-        traced.append(1)
-        return squared(params, batch, rng)
-
-    step, state = jax.jit(make_step(counted, SGD), donate_argnums=0), start(SGD)
-    for _ in range(10):
-        state, _ = step(state, points())
-    assert len(traced) == 1
-    assert int(state.step) == 10
-
-
 def test_many_steps_in_one_call_are_the_same_steps():
     """To 1e-6: XLA may fuse the body of a loop otherwise than a step on its own."""
     optimizer = optax.adamw(0.1)

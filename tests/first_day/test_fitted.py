@@ -9,13 +9,12 @@ import numpy as np
 import optax
 import pytest
 from comparison import assert_close
-from flax import nnx
 from tf_config_process import X, Y
 from tf_config_process import fitted as train_alone
 from two_processes import in_two_processes
 
 import jtrain as jt
-from jtrain.errors import ConfigError, LossError
+from jtrain.errors import ConfigError
 
 STEPS = range(10, 101, 10)
 HISTORY = {
@@ -61,29 +60,6 @@ def test_curves_are_text_elsewhere_and_can_be_written(fitted, tmp_path):
 
 
 SCRIPT = Path(__file__).parent / "tf_config_process.py"
-
-
-def layers(seed: int) -> nnx.Module:
-    rngs = nnx.Rngs(seed)
-    norm = nnx.BatchNorm(4, rngs=rngs)
-    return nnx.Sequential(nnx.Linear(6, 4, rngs=rngs), norm, nnx.Linear(4, 3, rngs=rngs))
-
-
-@pytest.mark.slow
-def test_a_module_of_a_run_is_used_by_another_script(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    net = layers(0)
-    how = {"steps": 3, "batch": 16, "lr": 0.1, "parallel": "single", "quiet": True}
-    result = jt.fit(jt.classifier(net), net, (X, Y), **how, name="kept")
-    run, model = jt.load("kept", parallel="single"), jt.classifier(layers(1))
-    expected = result.predict(X)
-    assert_close(run.predict(X, model), expected, 1e-5)  # another program, which rounds otherwise
-    found = jt.predict(model, run.params, X, extra=run.extra, parallel="single")
-    assert_close(found, expected, 1e-5)
-    judged = jt.evaluate(model, run.params, (X, Y), extra=run.extra, parallel="single")
-    assert judged["loss"] == pytest.approx(result.evaluate((X, Y))["loss"], rel=1e-6)
-    with pytest.raises(LossError, match=r"apply is called as apply\(params, batch\)"):
-        run.predict(X, lambda params: params)
 
 
 @pytest.mark.thorough

@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from quick_study import at_home, config_of, trained, write_study
+from quick_study import at_home, config_of, trained
 
 import jtrain as jt
 from jtrain.checkpoint import CheckpointManager
@@ -18,22 +18,13 @@ CONFIG, FROM = "configs/quick.yaml", "init_from.path"
 SETTINGS = ("steps=4", "checkpoint.every=2", "evaluate.every=2", "checkpoint.best=highest loss")
 
 
-@pytest.fixture(scope="module", name="place")
-def _place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("place")
-
-
-@pytest.fixture(scope="module", name="first")
-def _first(place: Path) -> RunResult:
-    """Train a run whose best step (by the highest loss) is not its newest."""
-    with pytest.MonkeyPatch.context() as patch:
-        at_home(place, patch, place / "compiled")
-        return trained(write_study(place), *SETTINGS, "name=first")
-
-
-@pytest.fixture(autouse=True)
-def _home(place: Path, first: RunResult, monkeypatch: pytest.MonkeyPatch):
-    at_home(place, monkeypatch, place / "compiled")
+@pytest.fixture(name="first")
+def _first(run_of, tmp_path, monkeypatch: pytest.MonkeyPatch, compiled: Path) -> RunResult:
+    """Work beside a run whose best step (by the highest loss) is not its newest."""
+    home, outcome, _ = run_of(*SETTINGS, "name=first")
+    shutil.copytree(home, tmp_path / "home")
+    at_home(tmp_path / "home", monkeypatch, compiled)
+    return outcome
 
 
 def params_of(outcome: RunResult, step: int):
@@ -65,16 +56,6 @@ def test_starts_from_the_best_checkpoint_of_a_run(first):
     assert first.results[2]["loss"] > first.results[4]["loss"]
     state = set_up(config_of(CONFIG, [f"{FROM}=first", "init_from.step=best"])).initial_state()
     assert same(state.params, params_of(first, 2))
-
-
-def test_is_split_as_the_strategy_splits_it(first):
-    split = ["parallel={kind: fsdp, devices: 2, min_size: 0}"]
-    state = set_up(config_of(CONFIG, [*split, f"{FROM}=first"])).initial_state()
-    alone = set_up(config_of(CONFIG, split)).initial_state()
-    assert same(state.params, params_of(first, 4))
-    shardings = lambda state: [leaf.sharding for leaf in jax.tree.leaves(state)]
-    assert shardings(state) == shardings(alone)
-    assert not state.params["up"].is_fully_replicated
 
 
 def test_a_run_says_what_it_took_and_goes_on_without_its_origin(first):

@@ -26,13 +26,6 @@ class Until(Hook):
         return Stop("far enough", kind="finished") if state >= 6 else None
 
 
-def test_hooks_of_five_lines_see_the_numbers_and_stop_the_loop():
-    worst = Worst()
-    ended = counting.run([worst, Until()], stop=20)
-    assert worst.worst == 1.0
-    assert (ended.step, ended.stop) == (6, Stop("far enough", kind="finished"))
-
-
 def test_a_function_is_a_hook_by_the_names_of_what_it_takes():
     seen = []
 
