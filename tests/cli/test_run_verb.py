@@ -1,5 +1,6 @@
-"""`jtrain run`: the summary at its end, and the exit code."""
+"""`jtrain run` and `jtrain check`: what they print at their end, and the exit codes."""
 
+import json
 import os
 import shlex
 import signal
@@ -18,6 +19,7 @@ CONFIG = "configs/quick.yaml"
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
     write_study(tmp_path)
     at_home(tmp_path, monkeypatch, compiled)
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "8")  # `check` sets it only if it is not set
 
 
 def commands(out: str) -> list[list[str]]:
@@ -82,3 +84,37 @@ def test_the_advice_for_a_copied_run_works_anywhere(place: str, command: str, ca
     other = shlex.split(err.partition("To start another run with its values: ")[2])
     assert resolve(other[2], other[3:]).config.name == "quick-2"
     assert not Path("runs/quick").exists()
+
+
+@pytest.mark.thorough
+def test_all_comparisons_of_a_config_hold(capfd):
+    assert main(["check", CONFIG, "--rows", "4", "--devices", "2", "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert found["config"] == CONFIG
+    assert found["ok"] is True
+    assert "4 of the" in found["what"]
+    checks = {check["check"]: check for check in found["checks"]}
+    names = {"padded", "2 microbatches", "shard_map on 2", "fsdp on 2 (zero 3)"}
+    assert names <= set(checks)
+    assert all(check["verdict"] in {"ok", "rounding"} for check in found["checks"])
+    assert checks["padded"]["float64"]["gradient"] < 1e-12
+    assert 0 < checks["shard_map on 2"]["float32"]["gradient"] < 1e-6
+
+
+@pytest.mark.thorough
+def test_a_fault_ends_with_70_and_a_sentence(capfd):
+    study = Path("experiments/quick.py")
+    code = study.read_text()
+    assert "cross_entropy(" in code
+    wrong = (
+        "\n\n_right = cross_entropy\n\n\ndef cross_entropy(*given, **more):\n"
+        "    mean, metrics = _right(*given, **more)\n"
+        "    return jt.Mean(mean.total / mean.weight, jnp.float32(1)), metrics\n"
+    )
+    head, tail = code.split("\n\n\n@jt.configclass", 1)
+    study.write_text(f"{head}{wrong}\n\n@jt.configclass{tail}")
+    assert main(["check", CONFIG, "--rows", "4", "--devices", "2"]) == 70
+    out = capfd.readouterr().out
+    assert "mean of the halves' own means" in out
+    assert "Steps were not compared" in out
+    assert "comparisons FAIL." in out

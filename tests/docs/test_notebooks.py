@@ -1,4 +1,4 @@
-"""Notebooks run from top to bottom; the code of pages runs, and their links and names exist."""
+"""Notebooks and the code of pages run; their links and names exist, and all names are public."""
 
 import importlib
 import inspect
@@ -156,7 +156,7 @@ def test_the_index_has_every_page_once():
     assert len(listed) == len(set(listed))
 
 
-REFERENCE = sorted((Path(__file__).parents[2] / "docs" / "reference").glob("*.md"))
+REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))
 NAMED = re.compile(r"^::: (jtrain[\w.]*)$", re.MULTILINE)
 
 
@@ -200,3 +200,15 @@ def test_what_is_rebuilt_from_jax_alone_equals_jtrain():
     assert far.keys() == {"microbatches", "shard_map", "fsdp"}
     assert max(far.values()) < 1e-6
     assert lines[-1].startswith("evaluation")
+
+
+USERS = ("experiments", "docs", "notebooks", "README.md", "jtrain/cli/project_template")
+DEEP = re.compile(r"\b(?:from|import) jtrain\.\w+\.\w.*")
+
+
+def test_no_page_and_no_experiment_imports_an_inner_module():
+    files = [path for user in USERS for path in [ROOT / user, *(ROOT / user).rglob("*")]]
+    files = [path for path in files if path.suffix in {".md", ".py", ".txt", ".ipynb"}]
+    assert len(files) > 60
+    found = {str(path.relative_to(ROOT)): DEEP.findall(path.read_text()) for path in files}
+    assert {path: lines for path, lines in found.items() if lines} == {}

@@ -1,4 +1,4 @@
-"""Parameter servers in processes of their own: the commands, and SIGKILL of each of them."""
+"""Parameter servers as processes, or on a real Ray: commands, SIGKILL, and `jtrain work`."""
 
 import json
 import os
@@ -90,3 +90,73 @@ def test_speed_has_the_clocks_and_the_bytes():
     assert last["received"] > 0
     assert last["sent"] > 0
     assert last["updates_per_second"] > 0
+
+
+SLOW = "0.03,0.03"  # seconds of a step, so that the run lasts until others have started
+
+
+def work(run: str, *options: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "jtrain", "work", run, *options]
+    with open("work.txt", "a") as output:
+        return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+
+
+def events(run: str) -> list[dict]:
+    path = Path("runs", run, "workers.jsonl")
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def joined(run: str, pid: int) -> bool:
+    return any(row["event"] == "joined" and row["pid"] == pid for row in events(run))
+
+
+def left(run: str, pid: int) -> dict | None:
+    return next((r for r in events(run) if r["event"] == "left" and r["pid"] == pid), None)
+
+
+def test_a_worker_joins_is_asked_to_leave_and_another_is_killed(monkeypatch):
+    monkeypatch.setenv("JTRAIN_SERVER_SLOW", SLOW)
+    settings = ("steps=3000", "evaluate.every=0", "checkpoint.every=1000", "log.every=1")
+    run = start("run", "{kind: async}", *settings, "parallel.max_workers=4")
+    wait_for_step("run", 10, run)
+    assert os.stat("runs/run/.server.json").st_mode & 0o077 == 0, "the token is the owner's"
+    polite, killed = work("run"), work("runs/run")
+    until(lambda: joined("run", polite.pid) and joined("run", killed.pid), run)
+    at = rows("run")[-1]["step"]
+    wait_for_step("run", at + 200, run)
+    polite.send_signal(signal.SIGTERM)
+    killed.kill()
+    assert polite.wait(timeout=60) == 75
+    killed.wait()
+    until(lambda: left("run", polite.pid) and left("run", killed.pid), run)
+    asked, broken = left("run", polite.pid), left("run", killed.pid)
+    assert asked is not None
+    assert asked["why"] == "was asked to"
+    assert asked["leases"] > 0
+    assert broken is not None
+    assert broken["why"] == "its connection broke"
+    last = work("run")
+    assert run.wait(timeout=250) == 0, Path("run.txt").read_text()
+    assert last.wait(timeout=200) == 0, Path("work.txt").read_text()
+    steps = [row["step"] for row in rows("run") if "loss" in row]
+    assert steps == list(range(1, 3001)), "each step once"
+    assert not Path("runs/run/.server.json").exists()
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_an_actor_that_is_killed_comes_back_and_the_state_is_that_of_a_local_run(monkeypatch):
+    pytest.importorskip("ray", reason="NOT TESTED: pip install 'jtrain[ray]'")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    local = start("local", "{kind: sync}", *LONG)
+    check_complete("local", local)
+    run = start("run", "{kind: sync}", *LONG, "parallel.engine=ray")
+    wait_for_step("run", 50, run)
+    os.kill(parent(processes("run", "shard")[-1]), signal.SIGKILL)
+    check_complete("run", run)
+    said = Path("run.txt").read_text()
+    assert "its Ray actor died" in said
+    assert distance(state_of("run"), state_of("local")) == 0

@@ -1,6 +1,7 @@
-"""Images of data sets of the Hub: rows by index, and what a set may have wrong."""
+"""Texts and images of data sets of the Hub: rows by index, and what a set may have wrong."""
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,68 @@ import numpy as np
 import pytest
 
 from jtrain.config.resolve import resolve
-from jtrain.data import HubImages, Shuffled
+from jtrain.data import HubImages, HubTexts, HuggingFace, Shuffled, load_hub_set
 from jtrain.data.images.decode import ImageSize
 from jtrain.data.images.hub_images import HubImageRows
+from jtrain.data.text.hub_texts import TextRows
+from jtrain.data.text.tokenizers import ByteTokenizer
 from jtrain.errors import DataError
 
 Image = pytest.importorskip("PIL.Image")
 SMALL: dict[str, Any] = {"height": 4, "width": 4, "channels": 1}
+
+
+class Column:
+    """What is used of a `datasets.Dataset`."""
+
+    def __init__(self, name: str, values: list[Any]):
+        self.name, self.values = name, values
+
+    def select_columns(self, names):
+        assert names == [self.name]
+        return self
+
+    def with_format(self, kind):
+        assert kind is None
+        return self
+
+    def __len__(self):
+        return len(self.values)
+
+    def __getitem__(self, indices):
+        return {self.name: [self.values[i] for i in indices]}
+
+
+def test_rows_are_the_texts_in_one_order_under_every_split():
+    rows = TextRows(Column("text", ["ab", "", "cdefgh", None]), "text", ByteTokenizer(), context=3)
+    got = rows[np.array([2, 1, 0])]
+    assert got["tokens"].tolist() == [[99, 100, 101, 102], [256, 0, 0, 0], [97, 98, 256, 0]]
+    assert got["length"].tolist() == [3, 0, 2]
+    with pytest.raises(DataError, match=r"Row 3 of column 'text' holds NoneType.*data.column"):
+        rows[np.array([3])]
+    texts = Shuffled(TextRows(Column("text", [*"abcdefgh"]), "text", ByteTokenizer(), 1), size=4)
+    halves = [texts.shard(i, 2)[5]["tokens"] for i in (0, 1)]
+    np.testing.assert_array_equal(np.concatenate(halves), texts[5]["tokens"])
+
+
+@pytest.mark.slow
+def test_a_set_of_texts_is_read_by_its_name(tmp_path, monkeypatch):
+    """A folder stands for a name: `datasets` reads both alike."""
+    pytest.importorskip("datasets")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    Path("org/set").mkdir(parents=True)
+    for split, count in {"train": 20, "test": 3}.items():
+        lines = [json.dumps({"text": f"{split} {i}", "number": i}) for i in range(count)]
+        Path(f"org/set/{split}.jsonl").write_text("\n".join(lines))
+    corpus = HubTexts(name="org/set", context=8).build()
+    assert (len(corpus.train), len(corpus.validation)) == (18, 2)
+    corpus = HubTexts(name="org/set", split="train[:10]", validation="test", context=9).build()
+    assert (len(corpus.train), len(corpus.validation)) == (10, 3)
+    row = corpus.validation[np.array([2])]
+    assert corpus.vocabulary.decode(row["tokens"][0, : row["length"][0]]) == "test 2"
+    numbers = HuggingFace(load_hub_set("org/set"), columns=["number"])
+    assert numbers[np.array([5, 1])]["number"].tolist() == [5, 1]
 
 
 def png(grey: int) -> bytes:
@@ -23,23 +79,11 @@ def png(grey: int) -> bytes:
     return stream.getvalue()
 
 
-class Encoded:
-    """What is used of a `datasets.Dataset`."""
-
-    def __init__(self, files: list[Any]):
-        self.files = files
-
-    def with_format(self, kind):
-        assert kind is None
-        return self
-
-    def __getitem__(self, indices):
-        return {"image": [self.files[i] for i in indices]}
-
-
 def rows_of(files: list[Any]) -> HubImageRows:
     label = np.arange(len(files), dtype=np.int32)
-    return HubImageRows(Encoded(files), "image", label, ImageSize(**SMALL), "org/set (train)")
+    return HubImageRows(
+        Column("image", files), "image", label, ImageSize(**SMALL), "org/set (train)"
+    )
 
 
 def test_rows_are_the_images_in_one_order_under_every_split(tmp_path: Path):
@@ -66,7 +110,7 @@ def test_a_damaged_image_is_named_by_its_row(content: bytes):
 
 
 @pytest.mark.slow
-def test_a_data_set_is_read_by_its_name(tmp_path, monkeypatch):
+def test_a_set_of_images_is_read_by_its_name(tmp_path, monkeypatch):
     """A folder stands for a name: `datasets` reads both alike."""
     datasets, parquet = pytest.importorskip("datasets"), pytest.importorskip("pyarrow.parquet")
     monkeypatch.chdir(tmp_path)
