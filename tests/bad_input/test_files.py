@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from permissions import permissions_hold
+from faulty_disks import permissions_hold
 
 from jtrain.checkpoint.init_from import open_source
 from jtrain.data.images.decode import ImageSize, decode_image

@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from checkpoint_states import like, same_bits
-from full_disk import files_of_at_most
-from permissions import permissions_hold
+from faulty_disks import files_of_at_most, permissions_hold
 
 from jtrain.checkpoint import CheckpointManager, check_writable, lock
 from jtrain.checkpoint.retention import count_saves

@@ -8,8 +8,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from permissions import permissions_hold
-from unreachable_files import Disk
+from faulty_disks import Disk, permissions_hold
 
 from jtrain.checkpoint import CheckpointManager, inspect, layout, storage
 from jtrain.checkpoint.lock import WriteLock

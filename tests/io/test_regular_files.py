@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from full_disk import files_of_at_most
+from faulty_disks import files_of_at_most
 
 from jtrain.data.sources.files import cache_dir
 from jtrain.io.environment import user_cache_dir

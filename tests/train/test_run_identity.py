@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from faulty_disks import Disk
 from quick_study import At, PowerCutError, at_home, config_of, cut, kept, trained, write_study
-from unreachable_files import Disk
 
 from jtrain.checkpoint import layout
 from jtrain.checkpoint.init_from import open_source

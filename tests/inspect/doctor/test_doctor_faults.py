@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from fakes import healthy, install, names, result, the, write_files
-from permissions import permissions_hold
+from faulty_disks import permissions_hold
 
 from jtrain.distributed.cpu_threads import describe_small_pool
 from jtrain.inspect.doctor import packages
