@@ -23,12 +23,13 @@ os.environ["XLA_FLAGS"] = " ".join(
     )
 )
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # tests/fake_hub.py stands for the Hub
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # tests/models/pretrained/test_hub.py has its own Hub
 
 import collections
 import gc
 import ipaddress
 import itertools
+import shutil
 import signal
 import sys
 from typing import Any
@@ -160,3 +161,49 @@ def from_the_top(monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder in which the runs of all files keep what they compiled, for one another."""
     return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture
+def study_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path) -> Path:
+    """Work in a folder with the study that trains in a moment, and return its config's path."""
+    from quick_study import at_home, write_study  # jtrain, which jaxtyping's hook imports
+
+    path = write_study(tmp_path)
+    at_home(tmp_path, monkeypatch, compiled)
+    return path
+
+
+@pytest.fixture(scope="session")
+def run_of(tmp_path_factory: pytest.TempPathFactory, compiled: Path):
+    """Train the study with some settings, the first time that a test asks for them.
+
+    The run and its home, which no test changes, are those of all tests with these settings.
+    """
+    from quick_study import at_home, trained, write_study
+
+    found: dict[tuple[str, ...], tuple[Path, Any]] = {}
+
+    def train(*settings: str):
+        if settings not in found:
+            with pytest.MonkeyPatch.context() as patch:
+                home = tmp_path_factory.mktemp("trained")
+                path = write_study(home).relative_to(home)
+                at_home(home, patch, compiled)
+                found[settings] = home, trained(path, *settings)
+        return found[settings]
+
+    return train
+
+
+@pytest.fixture
+def copy_of(run_of, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
+    """Work in a copy of the home of a run with some settings, which a test may change."""
+    from quick_study import at_home
+
+    def work(*settings: str):
+        home, outcome = run_of(*settings)
+        shutil.copytree(home, tmp_path / "home")
+        at_home(tmp_path / "home", monkeypatch, compiled)
+        return outcome
+
+    return work

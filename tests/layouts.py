@@ -56,6 +56,16 @@ def keep_gradient() -> optax.GradientTransformation:
     return optax.GradientTransformation(zeros, lambda grads, state, params=None: (grads, grads))
 
 
+def step_under(layout: Any, loss, params, batch, *, extra=(), dims=None, **options):
+    """The loss and the gradient of a step of SGD under the values of a layout."""
+    where, optimizer = layout.build(), optax.chain(keep_gradient(), optax.sgd(0.1))
+    state = jax.device_get(new_state(params, optimizer, jax.random.key(1), extra))
+    step = make_step(loss, optimizer, psum=where.psum, **options)
+    state, placed = jax.device_put(state, where.shardings(state, dims or {})), where.place(batch)
+    state, metrics = where.compile(step, state, placed, returns_state=True)(state, placed)
+    return metrics["loss"].value(), jax.device_get(state.opt_state[0])
+
+
 OPTIMIZERS = {
     "sgd": optax.chain(keep_gradient(), optax.sgd(0.5)),
     "adamw": optax.chain(keep_gradient(), optax.adamw(1e-2)),

@@ -36,3 +36,19 @@ def until(
         assert process is None or process.poll() is None, "the process has ended"
         assert time.monotonic() < end, "it did not come to this"
         time.sleep(0.01)
+
+
+def run_and_kill(when: Callable[[], object], *words: str, **variables: str) -> None:
+    """Type `jtrain run WORDS`, and kill it by SIGKILL as soon as a condition holds."""
+    run = subprocess.Popen(
+        [sys.executable, "-m", "jtrain", "run", *words],
+        env={**os.environ, **variables},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        until(when, run)
+    finally:
+        run.kill()
+    told = run.communicate(timeout=300)[1].decode()
+    assert run.returncode == -9, told

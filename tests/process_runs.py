@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from quick_study import At, run_quietly
 
 import jtrain as jt
 from jtrain.config.resolve import resolve
@@ -21,16 +22,6 @@ TINY = (
     *("model.width=32", "model.attention=xla", "optimizer={kind: sgd, lr: 0.1}"),
     "precision.kind=f32",
 )
-
-
-class StopAt(jt.Hook):
-    """Ends a run after a step."""
-
-    def __init__(self, step: int):
-        self.every = step
-
-    def on_state(self, step, state):
-        return jt.Stop("as it was told")
 
 
 PLAIN = RandomTokens.__getitem__
@@ -48,9 +39,8 @@ def watched(path: Path) -> None:
 
 
 def train(config: Path, settings: list[str], stop: int) -> None:
-    hooks = [StopAt(stop)] if stop else []
-    with open(os.devnull, "w") as screen:
-        jt.run(resolve(config, [*TINY, *settings]).config, hooks=hooks, screen=screen)
+    hooks = [At(stop, lambda: jt.Stop("as it was told"))] if stop else []
+    run_quietly(resolve(config, [*TINY, *settings]).config, hooks)
 
 
 def main(config: str, stop: str, *runs: str) -> None:

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ import jtrain as jt
 from jtrain.checkpoint import CheckpointManager
 from jtrain.config.resolve import resolve
 from jtrain.core.pytree import named_leaves
+from jtrain.core.state import TrainState
 from jtrain.train.hooks.function_hooks import Observer
 from jtrain.train.program import set_up
+from jtrain.train.run_dir import RunDir
 from jtrain.train.run_result import RunResult
 
 CODE = '''\
@@ -129,6 +132,14 @@ def write_study(directory: Path, code: str = CODE, config: str = YAML) -> Path:
     return path
 
 
+def rewrite(old: str, new: str) -> None:
+    """Replaces some of the code of the study in the current directory."""
+    path = Path("experiments/quick.py")
+    code = path.read_text()
+    assert code.count(old) == 1
+    path.write_text(code.replace(old, new))
+
+
 def at_home(directory: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path) -> None:
     """Works in a directory as a person would; compiled programs are kept beside the tests."""
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -141,10 +152,15 @@ def config_of(path: Path | str, settings: Sequence[str] = ()):
     return resolve(Path(path), settings).config
 
 
-def trained(path: Path | str, *settings: str, hooks: Sequence[Observer] = ()) -> RunResult:
-    """How a run of a config ended; it says nothing on the screen."""
+def run_quietly(config: jt.RunConfig, hooks: Sequence[Observer] = (), **more: Any) -> RunResult:
+    """How a run ended; it says nothing on the screen."""
     with open(os.devnull, "w") as screen:
-        return jt.run(config_of(path, settings), hooks=hooks, screen=screen)
+        return jt.run(config, hooks=hooks, screen=screen, **more)
+
+
+def trained(path: Path | str, *settings: str, hooks: Sequence[Observer] = ()) -> RunResult:
+    """How a run of a config ended."""
+    return run_quietly(config_of(path, settings), hooks)
 
 
 class At(jt.Hook):
@@ -173,13 +189,15 @@ def read_otherwise(path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def kept(outcome: RunResult, config: Path | None = None) -> dict[str, bytes]:
-    """What a run has come to, bit for bit: its metrics and its last state."""
-    directory = outcome.directory
+def state_of(directory: RunDir, step: int, config: Path | None = None) -> TrainState:
+    """The state after a step, of a checkpoint of a run."""
     like = set_up(config_of(config or directory.config)).resolved.abstract_state
     with CheckpointManager(directory.checkpoints) as checkpoints:
-        step = checkpoints.newest()
-        assert step == outcome.step, "the last state is kept"
-        state = checkpoints.restore(step, like)
-    leaves = {name: np.asarray(leaf).tobytes() for name, leaf in named_leaves(state).items()}
-    return {"metrics.jsonl": directory.metrics.read_bytes(), **leaves}
+        return checkpoints.restore(step, like)
+
+
+def kept(outcome: RunResult, config: Path | None = None) -> dict[str, bytes]:
+    """What a run has come to, bit for bit: its metrics and its last state."""
+    leaves = named_leaves(state_of(outcome.directory, outcome.step, config))
+    rows = {"metrics.jsonl": outcome.directory.metrics.read_bytes()}
+    return rows | {name: np.asarray(leaf).tobytes() for name, leaf in leaves.items()}

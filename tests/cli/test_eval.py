@@ -2,11 +2,9 @@
 # ruff: noqa: E501  (a case reads best on a line)
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
-from quick_study import at_home, trained, write_study
 
 from jtrain.cli import main
 from jtrain.train.run_result import RunResult
@@ -16,22 +14,10 @@ pytestmark = pytest.mark.thorough
 SETTINGS = ("checkpoint.every=4", "evaluate.every=4", "checkpoint.keep=1")
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("evaluated")
-
-
-@pytest.fixture(scope="module")
-def outcome(place: Path) -> RunResult:
-    """Train a run whose best step (by the highest loss) is not its newest."""
-    with pytest.MonkeyPatch.context() as patch:
-        at_home(place, patch, place / "compiled")
-        return trained(write_study(place), *SETTINGS, "checkpoint.best=highest loss")
-
-
-@pytest.fixture(autouse=True)
-def _home(place: Path, outcome: RunResult, monkeypatch: pytest.MonkeyPatch):
-    at_home(place, monkeypatch, place / "compiled")
+@pytest.fixture(name="outcome", autouse=True)
+def _outcome(copy_of) -> RunResult:
+    """Work beside a run whose best step (by the highest loss) is not its newest."""
+    return copy_of(*SETTINGS, "checkpoint.best=highest loss")
 
 
 def evaluated(capfd, *words: str) -> dict:
@@ -88,9 +74,7 @@ def test_an_error_is_reported_and_the_advice_works(words, says, mend, capfd):
     assert main(["eval", *mend]) == 0
 
 
-def test_a_damaged_checkpoint_is_a_fault_and_not_a_user_error(place, tmp_path, monkeypatch, capfd):
-    shutil.copytree(place, tmp_path / "home")
-    monkeypatch.chdir(tmp_path / "home")
+def test_a_damaged_checkpoint_is_a_fault_and_not_a_user_error(capfd):
     path = next(Path("runs/quick/checkpoints/12").rglob("d/*"))
     path.write_bytes(path.read_bytes()[::-1])
     assert main(["eval", "quick"]) == 70

@@ -38,27 +38,16 @@ def set_status(run: Path, status: str) -> None:
     (run / "run.json").write_text(json.dumps({**facts, "status": status}))
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("watched")
-
-
-@pytest.fixture(scope="module")
-def outcome(place: Path) -> RunResult:
-    with pytest.MonkeyPatch.context() as patch:
-        at_home(place, patch, place / "compiled")
-        return trained(write_study(place), *KEEP_ALL, "evaluate.every=4")
+@pytest.fixture
+def outcome(copy_of, monkeypatch: pytest.MonkeyPatch) -> RunResult:
+    """Work beside a finished run with checkpoints 4, 8 and 12."""
+    monkeypatch.setattr(watch_run, "POLL", 0.05)
+    return copy_of(*KEEP_ALL, "evaluate.every=4")
 
 
 @pytest.fixture
-def run(place: Path, outcome: RunResult, tmp_path: Path, monkeypatch) -> Path:
-    """A finished run with checkpoints 4, 8 and 12, in a folder of its own."""
-    del outcome
-    at_home(tmp_path, monkeypatch, place / "compiled")
-    monkeypatch.setattr(watch_run, "POLL", 0.05)
-    for name in ("experiments", "configs", "runs"):
-        shutil.copytree(place / name, tmp_path / name)
-    return Path("runs/quick")
+def run(outcome: RunResult) -> Path:
+    return outcome.directory.path
 
 
 def watch(capfd, *words: str) -> tuple[int, list[dict], str]:

@@ -7,7 +7,6 @@ import signal
 from pathlib import Path
 
 import pytest
-from quick_study import at_home, write_study
 
 from jtrain.cli import main
 from jtrain.config.resolve import resolve
@@ -16,9 +15,7 @@ CONFIG = "configs/quick.yaml"
 
 
 @pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
-    write_study(tmp_path)
-    at_home(tmp_path, monkeypatch, compiled)
+def _home(study_home: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "8")  # `check` sets it only if it is not set
 
 

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
-from quick_study import at_home, config_of, trained, write_study
+from quick_study import config_of, trained
 
 from jtrain.config.durations import DurationUnits, convert_durations, find_durations, find_own_steps
 from jtrain.core.loop import FinishedSteps
@@ -15,13 +15,8 @@ from jtrain.train.hooks.log import read_results
 from jtrain.train.program import set_up
 from jtrain.train.save import SaveHook
 
+pytestmark = pytest.mark.usefixtures("study_home")
 CONFIG = "configs/quick.yaml"
-
-
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
-    write_study(tmp_path)
-    at_home(tmp_path, monkeypatch, compiled)
 
 
 @pytest.mark.parametrize(

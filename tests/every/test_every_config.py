@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 from comparison import assert_close
+from quick_study import At, run_quietly
 from tiny_configs import TINY, write_sets
 
 import jtrain as jt
@@ -41,20 +42,11 @@ def tiny(name: str, *settings: str):
     return resolve(CONFIGS[name], [*TINY[name], "log.every=1", "evaluate.every=0", *settings])
 
 
-class Enough(jt.Hook):
-    """Ends after 20 steps without an evaluation or a sample."""
-
-    every = 20
-
-    def on_state(self, step, state):
-        return jt.Stop("enough")
-
-
 def losses(name: str) -> list[float]:
     """Of the first 20 steps on one device; it writes into the directory where it is called."""
-    with open(os.devnull, "w") as screen:
-        settings = ("steps=20", "parallel={kind: single}", f"name={name}-curve")
-        outcome = jt.run(tiny(name, *settings).config, hooks=[Enough()], screen=screen)
+    settings = ("steps=20", "parallel={kind: single}", f"name={name}-curve")
+    enough = At(20, lambda: jt.Stop("enough"))  # no evaluation and no sample at the end
+    outcome = run_quietly(tiny(name, *settings).config, [enough])
     return [row["loss"] for row in read_results(outcome.directory.metrics, "").values()]
 
 

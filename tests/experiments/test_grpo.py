@@ -1,26 +1,21 @@
 """Additions by supervision and by reward: a step is repeated, and a run resumed, bit for bit."""
 
 import json
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import jax
 import numpy as np
 import published_models as published
 import pytest
-from quick_study import config_of, kept, trained
+from plain_environ import run_and_kill
+from quick_study import config_of, kept, state_of, trained
 from tiny_configs import TINY
 
-from jtrain.checkpoint import CheckpointManager
 from jtrain.checkpoint.layout import list_named_steps
 from jtrain.cli import main
 from jtrain.core.placement import Unplaced
 from jtrain.errors import DataError
 from jtrain.train.hooks.log import read_results
-from jtrain.train.program import set_up
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SINGLE = ("parallel={kind: single}",)
@@ -66,11 +61,8 @@ def test_a_step_is_replayed_with_the_bits_of_its_rollouts(capsys):
         assert (code, found["start"], found["other"]) == (0, start, None)
         assert found["replayed"] == found["recorded"]
     assert found["checkpoint"] == [], "the rollouts are leaves of the checkpoint"
-    config = config_of(outcome.directory.config)
-    with CheckpointManager(outcome.directory.checkpoints) as checkpoints:
-        rollouts = checkpoints.restore(6, set_up(config).resolved.abstract_state).extra["rollouts"]
-        before = checkpoints.restore(4, set_up(config).resolved.abstract_state).extra["rollouts"]
-    asked = config.build(Unplaced()).train[4]["question"]
+    before, rollouts = (state_of(outcome.directory, n).extra["rollouts"] for n in (4, 6))
+    asked = config_of(outcome.directory.config).build(Unplaced()).train[4]["question"]
     np.testing.assert_array_equal(rollouts["question"], asked)  # those of step 5
     assert (np.asarray(rollouts["answers"]) != np.asarray(before["answers"])).any()
     assert "'" in (outcome.directory.path / "samples.txt").read_text()
@@ -82,20 +74,8 @@ def test_killed_it_resumes_to_the_same_bits(tmp_path):
     whole = trained(CONFIGS / "grpo.yaml", *settings, "name=whole")
     unbroken = kept(whole)
     checkpoints = Path("runs/grpo/checkpoints")
-    words = [str(CONFIGS / "grpo.yaml"), *settings]
-    run = subprocess.Popen(
-        [sys.executable, "-m", "jtrain", "run", *words],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        while run.poll() is None and max(list_named_steps(checkpoints), default=0) < 6:
-            time.sleep(0.002)
-        run.send_signal(signal.SIGKILL)
-        run.wait(60)
-    finally:
-        run.kill()
-    assert run.returncode == -signal.SIGKILL
+    saved = lambda: max(list_named_steps(checkpoints), default=0)
+    run_and_kill(lambda: saved() >= 6, str(CONFIGS / "grpo.yaml"), *settings)
     again = trained(CONFIGS / "grpo.yaml", *settings)
     assert again.step == 30
     assert "resumes from step" in again.directory.log.read_text()

@@ -7,20 +7,16 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from comparison import assert_close, distance
-from layouts import keep_gradient
+from layouts import step_under
 from tiny_configs import TINY, write_conversations
 
 from jtrain.config.resolve import resolve
 from jtrain.core.placement import Unplaced
-from jtrain.core.state import new_state
-from jtrain.core.step import make_step
 from jtrain.parallel import Mirrored
 
 ROOT = Path(__file__).parents[2]
-OPTIMIZER = optax.chain(keep_gradient(), optax.sgd(0.1))
 SPLITS = [(4, 2), (1, 4), (2, 1)]
 COUNTS = [0, 0, 1, 2, 20, 24, 5, 9]  # answer tokens to keep of each row
 
@@ -40,18 +36,6 @@ def chat(tmp_path_factory):
     params, _ = jax.jit(x.init)(jax.random.key(0))
     params = jax.device_get(jax.tree.map(lambda leaf: 3 * leaf, params))  # steps donate copies
     return x.loss, params, batch
-
-
-def step_of(chat, devices: int, microbatches: int):
-    """Return the loss and the gradient of a step."""
-    loss, params, batch = chat
-    where = Mirrored(devices=devices).build()
-    state = new_state(params, OPTIMIZER, jax.random.key(1))
-    step = make_step(loss, OPTIMIZER, microbatches=microbatches, psum=where.psum, ragged=True)
-    state = jax.device_put(state, where.shardings(state))
-    placed = where.place(batch)
-    state, metrics = where.compile(step, state, placed, returns_state=True)(state, placed)
-    return metrics["loss"].value(), jax.device_get(state.opt_state[0])
 
 
 @functools.cache
@@ -76,7 +60,8 @@ def mean_of_means(chat, groups: int):
 @pytest.mark.parametrize(("devices", "microbatches"), SPLITS)
 def test_loss_and_gradient_are_those_of_the_whole_batch(chat, devices, microbatches):
     want, gradient = mean_of_means(chat, 1)
-    loss, found = step_of(chat, devices, microbatches)
+    how = {"microbatches": microbatches, "ragged": True}
+    loss, found = step_under(Mirrored(devices=devices), *chat, **how)
     assert_close(loss, want, 1e-6)
     assert distance(found, gradient) <= 1e-6
 

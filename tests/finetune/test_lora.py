@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import os
 from pathlib import Path
 from statistics import NormalDist
 
@@ -12,7 +11,8 @@ import numpy as np
 import optax
 import pytest
 from comparison import assert_close, bitwise, distance
-from layouts import keep_gradient
+from layouts import keep_gradient, step_under
+from quick_study import run_quietly
 from tiny_configs import TINY
 
 import jtrain as jt
@@ -79,8 +79,7 @@ def test_the_terms_take_the_dense_step_restricted_to_them():
 @pytest.mark.thorough
 def test_frozen_leaves_are_bitwise_as_before_after_100_steps(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with open(os.devnull, "w") as screen:
-        outcome = jt.run(config("steps=100", "parallel={kind: single}"), screen=screen)
+    outcome = run_quietly(config("steps=100", "parallel={kind: single}"))
     run = jt.load(outcome.directory.path)
     before = run._program.initial_state().extra["base"]
     assert bitwise(run.extra["base"], before)
@@ -98,9 +97,8 @@ def test_a_run_starts_from_the_weights_of_another(tmp_path, monkeypatch):
     short = ("steps=3", "parallel={kind: single}")
     plain = (*short, "lora={}", "name=plain", "seed=3")
     terms = (*short, "init_from.path=plain", "name=terms")
-    with open(os.devnull, "w") as screen:
-        jt.run(config(*plain), screen=screen)
-        jt.run(config(*terms, LORA.replace("}", ", frozen: nf4}")), screen=screen)
+    run_quietly(config(*plain))
+    run_quietly(config(*terms, LORA.replace("}", ", frozen: nf4}")))
     start, run = jt.load("plain"), jt.load("terms")
     assert bitwise(run.extra["base"], run.experiment.adapter.freeze(start.params))
     run.save_adapter("terms.safetensors")
@@ -119,21 +117,14 @@ def test_every_split_takes_the_same_step_with_dropout_by_row():
     x, params, extra = started(*settings)
     params = jax.tree.map(lambda leaf: leaf / 6, params)  # large ones amplify rounding by layer
     batch = {name: array[:8] for name, array in x.train[0].items()}
-    want = step_under(Single(), 1, x, params, extra, batch)
+    want = gradient_under(Single(), 1, x, params, extra, batch)
     for where in (FSDP(devices=4, min_size=0), Mirrored(devices=2, impl="shard_map")):
-        assert distance(step_under(where, 2, x, params, extra, batch), want) <= 1e-6
+        assert distance(gradient_under(where, 2, x, params, extra, batch), want) <= 1e-6
 
 
-def step_under(layout, microbatches, x, params, extra, batch):
-    """Return the gradient of a step."""
-    where, optimizer = layout.build(), optax.chain(keep_gradient(), optax.sgd(0.1))
-    state = jax.device_get(new_state(params, optimizer, jax.random.key(2), extra))
-    step = make_step(
-        x.loss, optimizer, microbatches=microbatches, psum=where.psum, ragged=x.train.ragged
-    )
-    state, placed = jax.device_put(state, where.shardings(state, x.dims)), where.place(batch)
-    state, _ = where.compile(step, state, placed, returns_state=True)(state, placed)
-    return jax.device_get(state.opt_state[0])
+def gradient_under(layout, microbatches, x, params, extra, batch):
+    how = {"microbatches": microbatches, "ragged": x.train.ragged}
+    return step_under(layout, x.loss, params, batch, extra=extra, dims=x.dims, **how)[1]
 
 
 WIDE = (
@@ -148,9 +139,9 @@ def test_a_step_with_shards_of_codes_is_that_of_one_device():
     x, params, extra = started(*WIDE)
     params = jax.tree.map(lambda leaf: leaf / 6, params)
     batch = {name: array[:8] for name, array in x.train[0].items()}
-    want = step_under(Single(), 1, x, params, extra, batch)
+    want = gradient_under(Single(), 1, x, params, extra, batch)
     layout = config(*WIDE, "parallel={kind: sharded, devices: 4, fsdp: 2, tensor: 2}")
-    assert distance(step_under(layout.parallel, 1, x, params, extra, batch), want) <= 1e-6
+    assert distance(gradient_under(layout.parallel, 1, x, params, extra, batch), want) <= 1e-6
 
 
 @pytest.mark.thorough

@@ -7,16 +7,13 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from comparison import assert_close, distance
-from layouts import keep_gradient
+from layouts import step_under
 from tiny_configs import TINY, write_pairs
 
 from jtrain.config.resolve import resolve
 from jtrain.core.placement import Unplaced
-from jtrain.core.state import new_state
-from jtrain.core.step import make_step
 from jtrain.losses.contrastive import contrastive, info_nce
 from jtrain.models.embeddings import map_rows
 from jtrain.parallel import Mirrored
@@ -26,7 +23,6 @@ DRAW = np.random.default_rng(0)
 ANCHORS, POSITIVES = jnp.asarray(DRAW.standard_normal((2, 10, 6)), jnp.float32)
 NEGATIVES = jnp.asarray(DRAW.standard_normal((10, 3, 6)), jnp.float32)
 MASK = jnp.arange(10) % 5 != 3
-OPTIMIZER = optax.chain(keep_gradient(), optax.sgd(0.1))
 
 
 def in_numpy(anchors, positives, negatives, temperature):
@@ -92,12 +88,7 @@ def _whole(pairs):
 def step_of(pairs, layout, chunks):
     """Return the loss and the gradient of a step; dropout is drawn."""
     loss, params, batch = pairs
-    where = layout.build()
-    state = new_state(params, OPTIMIZER, jax.random.key(1))
-    step = make_step(loss(chunks), OPTIMIZER, rows_interact="batch", psum=where.psum)
-    state, placed = jax.device_put(state, where.shardings(state)), where.place(batch)
-    state, metrics = where.compile(step, state, placed, returns_state=True)(state, placed)
-    return metrics["loss"].value(), jax.device_get(state.opt_state[0])
+    return step_under(layout, loss(chunks), params, batch, rows_interact="batch")
 
 
 SPLITS = [(4, 2), (1, 4), (2, 1)]

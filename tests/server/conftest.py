@@ -14,12 +14,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def home(study_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Work beside the study, whose processes have one device each and share what they compiled."""
-    from quick_study import write_study
-
-    write_study(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     monkeypatch.delenv("XLA_FLAGS", raising=False)  # with more devices XLA adds in another order

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 from comparison import distance
 from plain_environ import until
-from quick_study import config_of
+from quick_study import state_of
 
-from jtrain.checkpoint import CheckpointManager
-from jtrain.train.program import set_up
+from jtrain.train.run_dir import RunDir
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("home")]  # each starts five processes
 SERVER = "parallel={kind: server, workers: 2, shards: 2, snapshot_every: 20, mode: %s}"
@@ -51,12 +50,8 @@ def processes(name: str, role: str) -> list[int]:
     return sorted(found)
 
 
-def state_of(name: str):
-    like = set_up(config_of(f"runs/{name}/config.yaml")).resolved.abstract_state
-    with CheckpointManager(Path("runs", name, "checkpoints")) as checkpoints:
-        newest = checkpoints.newest()
-        assert newest is not None
-        return checkpoints.restore(newest, like)
+def last_state(name: str):
+    return state_of(RunDir(Path("runs", name)), 300)
 
 
 def check_complete(name: str, run: subprocess.Popen) -> None:
@@ -74,7 +69,7 @@ def test_a_killed_process_of_sync_changes_nothing(role):
     for name, run in runs.items():
         check_complete(name, run)
     assert "SIGKILL), and is started again" in Path("killed.txt").read_text()
-    assert distance(state_of("killed"), state_of("calm")) == 0
+    assert distance(last_state("killed"), last_state("calm")) == 0
 
 
 def test_speed_has_the_clocks_and_the_bytes():
@@ -159,4 +154,4 @@ def test_an_actor_that_is_killed_comes_back_and_the_state_is_that_of_a_local_run
     check_complete("run", run)
     said = Path("run.txt").read_text()
     assert "its Ray actor died" in said
-    assert distance(state_of("run"), state_of("local")) == 0
+    assert distance(last_state("run"), last_state("local")) == 0

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from comparison import distance
 from quick_study import config_of
-from test_server_processes import LONG, start, state_of, wait_for_step
+from test_server_processes import LONG, last_state, start, wait_for_step
 
 from jtrain.distributed.cluster import detect
 from jtrain.distributed.port import free_port
@@ -96,7 +96,7 @@ def test_tasks_take_the_steps_of_processes_that_the_run_starts():
     assert own.wait(timeout=250) == 0, Path("own.txt").read_text()
     tasks = Tasks("tasks", "{kind: sync}", *LONG)
     assert tasks.codes(250) == {0}, tasks.output.read_text()
-    assert distance(state_of("tasks"), state_of("own")) <= 1e-6
+    assert distance(last_state("tasks"), last_state("own")) <= 1e-6
 
 
 @pytest.mark.slow

@@ -1,24 +1,13 @@
-"""The study that trains in a moment, and what its runs come to: each trained once, read only."""
+"""What runs of the study come to: each trained once, read only."""
 
-import shutil
+import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-from quick_study import at_home, kept, trained, write_study
+from quick_study import at_home, kept
 
 from jtrain.train.run_result import RunResult
-
-CONFIG = "configs/quick.yaml"
-
-
-class Trained(NamedTuple):
-    """A run of the study, in a home of its own: read it only."""
-
-    home: Path
-    outcome: RunResult
-    kept: dict[str, bytes]
 
 
 @pytest.fixture
@@ -29,48 +18,29 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path) -> Pat
     return tmp_path
 
 
-@pytest.fixture
-def study_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path) -> Path:
-    """Work in a folder with the study, and return the path of its config."""
-    path = write_study(tmp_path)
-    at_home(tmp_path, monkeypatch, compiled)
-    return path
-
-
 @pytest.fixture(scope="session")
-def run_of(tmp_path_factory: pytest.TempPathFactory, compiled: Path) -> Callable[..., Trained]:
-    """Train the study with some settings, the first time that a test asks for them."""
-    found: dict[tuple[str, ...], Trained] = {}
-
-    def train(*settings: str) -> Trained:
-        if settings not in found:
-            with pytest.MonkeyPatch.context() as patch:
-                home = tmp_path_factory.mktemp("trained")
-                write_study(home)
-                at_home(home, patch, compiled)
-                outcome = trained(CONFIG, *settings)
-                found[settings] = Trained(home, outcome, kept(outcome))
-        return found[settings]
-
-    return train
-
-
-@pytest.fixture
-def unbroken(run_of: Callable[..., Trained]) -> Callable[..., dict[str, bytes]]:
+def unbroken(run_of, compiled: Path) -> Callable[..., dict[str, bytes]]:
     """Return what an uninterrupted run with some settings comes to, bit for bit."""
-    return lambda *settings: run_of(*settings).kept
+
+    @functools.cache
+    def come_to(*settings: str) -> dict[str, bytes]:
+        home, outcome = run_of(*settings)
+        with pytest.MonkeyPatch.context() as patch:
+            at_home(home, patch, compiled)
+            return kept(outcome)
+
+    return come_to
 
 
 @pytest.fixture
-def finished(run_of: Callable[..., Trained], monkeypatch, compiled: Path) -> RunResult:
+def finished(run_of, monkeypatch: pytest.MonkeyPatch, compiled: Path) -> RunResult:
     """Work in the home of a finished run, `runs/quick`, which all tests read and none changes."""
-    at_home(run_of().home, monkeypatch, compiled)
-    return run_of().outcome
+    home, outcome = run_of()
+    at_home(home, monkeypatch, compiled)
+    return outcome
 
 
 @pytest.fixture
-def finished_copy(run_of: Callable[..., Trained], tmp_path, monkeypatch, compiled) -> RunResult:
+def finished_copy(copy_of) -> RunResult:
     """Work in a copy of the home of the finished run, which a test may change."""
-    shutil.copytree(run_of().home, tmp_path / "home")
-    at_home(tmp_path / "home", monkeypatch, compiled)
-    return run_of().outcome
+    return copy_of()

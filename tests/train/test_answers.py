@@ -1,9 +1,9 @@
-"""Generation: completions of a prompt, and evaluation by the answers to questions."""
+"""Generation: completions, texts while a model trains, and evaluation by answers to questions."""
 
 import functools
 import itertools
 import json
-import os
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from quick_study import run_quietly
 from tiny_configs import TINY, write_conversations
 
 import jtrain as jt
 from jtrain import Prompt
 from jtrain.checkpoint import CheckpointManager
 from jtrain.config.resolve import resolve
+from jtrain.data import Arrays, Shuffled
 from jtrain.data.text.chat_template import ChatTemplate
 from jtrain.data.text.conversations import encode_conversation as encode
 from jtrain.data.text.conversations import end_of_turn
 from jtrain.data.text.tokenizers import ByteTokenizer
+from jtrain.optim import SGD
 from jtrain.train import answers
 from jtrain.train.answers import (
     AnswerEvaluation,
@@ -30,7 +33,9 @@ from jtrain.train.answers import (
     same_number,
     same_text,
 )
+from jtrain.train.run_result import RunResult
 
+pytestmark = pytest.mark.usefixtures("here")
 CONFIG = Path(__file__).parents[2] / "configs" / "chat.yaml"
 BYTES = ByteTokenizer()
 STOP = tuple(end_of_turn(BYTES, ChatTemplate()).tolist())
@@ -114,7 +119,6 @@ def config(folder: Path, *settings: str):
 
 @pytest.mark.thorough
 def test_a_run_measures_its_answers_and_retains_the_best(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     settings = [
         *("answers={verifier: same_text, tokens: 12, questions: 3, rows: 2}", "model.context=160"),
         *("steps=6", "optimizer.schedule.warmup=0", "evaluate.every=2", "checkpoint.every=2"),
@@ -124,8 +128,7 @@ def test_a_run_measures_its_answers_and_retains_the_best(tmp_path, monkeypatch):
     values, asked = config(tmp_path, *settings), itertools.count()
     accepts = lambda answer, expected: float(3 <= next(asked) < 6)  # the second evaluation is best
     monkeypatch.setitem(sys.modules[type(values).__module__].VERIFIERS, "same_text", accepts)
-    with open(os.devnull, "w") as screen:
-        outcome = jt.run(values, screen=screen)
+    outcome = run_quietly(values)
     rows = [json.loads(line) for line in outcome.directory.metrics.read_text().splitlines()]
     found = {row["step"]: row["valid/correct"] for row in rows if "valid/correct" in row}
     assert found == {2: 0, 4: 1, 6: 0}
@@ -150,3 +153,61 @@ def test_a_continuation_ends_with_the_tokens_to_stop_at(stop: str, text: str, mo
     encode = lambda prompt: bytes_of.encode(f"{prompt}.")
     complete = make_complete(lambda: NO_MODEL, bytes_of, encode=encode, stop=bytes_of.encode(stop))
     assert complete({}, (), jax.random.key(0), Prompt(text="a")) == text
+
+
+SHOWN: list[tuple[int, Any]] = []
+
+
+@jt.configclass
+class Media(jt.trackers.TrackerConfig):
+    def open(self, about: jt.trackers.TrackedRun) -> jt.trackers.TrackerRun:
+        show = lambda step, shown: SHOWN.append((step, dict(shown)))
+        return jt.trackers.TrackerRun("shown", lambda *row: None, lambda end: None, show)
+
+
+@jt.configclass
+class Config(jt.RunConfig):
+    complete: bool = True
+    own: bool = True
+
+    def build(self, place):
+        loss = lambda params, batch, rng: jt.Mean.of(params["w"] * batch["x"], batch["mask"])
+        rest = {"complete": lambda params, extra, key, prompt: f"{prompt.text}{prompt.tokens}"}
+        return jt.Experiment(
+            init=lambda key: ({"w": jnp.float32(1)}, ()),
+            loss=loss,
+            train=Shuffled(Arrays(x=np.ones(16, np.float32)), size=8, seed=0),
+            optimizer=self.optimizer,
+            sample=(lambda params, extra, key: f"{float(params['w']):.1f}") if self.own else None,
+            **(rest if self.complete else {}),
+        )
+
+
+def run(**values) -> RunResult:
+    SHOWN.clear()
+    given = {"experiment": "texts", "steps": 5, "batch": 8, "optimizer": SGD(lr=0.1)}
+    return jt.run(Config(**given, trackers=(Media(),), **values), directory=Path("run"))
+
+
+def test_texts_come_at_their_steps_and_at_the_end(caplog):
+    with caplog.at_level(logging.INFO, "jtrain"):
+        outcome = run(sample={"every": 2, "prompt": "to be ", "tokens": 9})
+    assert [(step, {"sample": "to be 9"}) for step in (2, 4, 5)] == SHOWN
+    assert outcome.sample == "to be 9"
+    assert Path("run/samples.txt").read_text() == "to be 9\n"
+    said = [x.message for x in caplog.records if x.message.startswith("sample after")]
+    assert said == ["sample after step 2: to be 9", "sample after step 4: to be 9"]
+
+
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [
+        ({"sample": {"every": 3}}, ["0.7", "0.5"]),
+        ({"sample": {"every": 3}, "own": False}, ["400", "400"]),
+        ({}, ["0.5"]),
+        ({"own": False}, []),
+    ],
+)
+def test_without_a_prompt_the_text_is_the_experiments_own(values, texts):
+    run(**values)
+    assert [shown["sample"] for _, shown in SHOWN] == texts

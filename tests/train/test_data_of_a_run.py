@@ -2,13 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
-from quick_study import CODE, YAML, at_home, kept, trained, write_study
+from plain_environ import run_and_kill
+from quick_study import CODE, At, kept, trained
 
 import jtrain as jt
 from jtrain.checkpoint import CheckpointManager
@@ -35,20 +33,9 @@ PROCESSES = ("workers.count=2", "workers.kind=processes")
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path) -> None:
+def home(study_home: Path) -> None:
     code = CODE.replace("Shuffled(train,", "Shuffled(Own(train),") + OWN
-    write_study(tmp_path / "home", code, YAML)
-    at_home(tmp_path / "home", monkeypatch, compiled)
-
-
-class StopAt(jt.Hook):
-    every = 1
-
-    def __init__(self, step: int):
-        self.step = step
-
-    def on_state(self, step, state):
-        return jt.Stop("as it was told") if step == self.step else None
+    Path("experiments/quick.py").write_text(code)
 
 
 @pytest.mark.thorough
@@ -56,7 +43,7 @@ def test_the_same_bits_by_any_workers_and_resumed_by_others(home):
     plain = kept(trained(CONFIG, "name=plain"))
     for name, settings in {"threads": THREADS, "processes": PROCESSES}.items():
         assert kept(trained(CONFIG, f"name={name}", *settings)) == plain
-    stopped = trained(CONFIG, "name=both", *PROCESSES, hooks=[StopAt(7)])
+    stopped = trained(CONFIG, "name=both", *PROCESSES, hooks=[At(7, lambda: jt.Stop("enough"))])
     assert stopped.step == 7
     on = trained(CONFIG, "name=both", *THREADS)
     assert "resumes from step 7 of 12" in on.directory.log.read_text()
@@ -113,20 +100,8 @@ def test_killed_over_a_stream_it_resumes_to_the_same_bits(study_home: Path):
     before = drawn()
     assert before > 120 * 16
     checkpoints = Path("runs/killed/checkpoints")
-    command = [sys.executable, "-m", "jtrain", "run", CONFIG, *settings, "name=killed"]
-    held = {**os.environ, "HELD_BY": str(checkpoints / "60")}
-    run = subprocess.Popen(command, env=held, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    try:
-        end = time.monotonic() + 300
-        while run.poll() is None and not (checkpoints / "60").exists():
-            assert time.monotonic() < end, "step 60 was never saved"
-            time.sleep(0.002)
-        run.kill()
-        told = run.communicate(timeout=300)[1].decode()
-    finally:
-        run.kill()
-    assert run.returncode == -9, told
-
+    last = checkpoints / "60"
+    run_and_kill(last.exists, CONFIG, *settings, "name=killed", HELD_BY=str(last))
     saved = CheckpointManager(checkpoints).newest()
     assert saved is not None
     assert 60 <= saved < 120

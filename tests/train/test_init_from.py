@@ -1,15 +1,13 @@
 """A run starts from another run's parameters with its own optimizer, and resumes by itself."""
 
 import shutil
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from quick_study import at_home, config_of, trained
+from quick_study import At, config_of, state_of, trained
 
 import jtrain as jt
-from jtrain.checkpoint import CheckpointManager
 from jtrain.train.program import set_up
 from jtrain.train.run_result import RunResult
 
@@ -19,18 +17,13 @@ SETTINGS = ("steps=4", "checkpoint.every=2", "evaluate.every=2", "checkpoint.bes
 
 
 @pytest.fixture(name="first")
-def _first(run_of, tmp_path, monkeypatch: pytest.MonkeyPatch, compiled: Path) -> RunResult:
+def _first(copy_of) -> RunResult:
     """Work beside a run whose best step (by the highest loss) is not its newest."""
-    home, outcome, _ = run_of(*SETTINGS, "name=first")
-    shutil.copytree(home, tmp_path / "home")
-    at_home(tmp_path / "home", monkeypatch, compiled)
-    return outcome
+    return copy_of(*SETTINGS, "name=first")
 
 
 def params_of(outcome: RunResult, step: int):
-    config = config_of(outcome.directory.config)
-    with CheckpointManager(outcome.directory.checkpoints) as checkpoints:
-        return checkpoints.restore(step, set_up(config).resolved.abstract_state).params
+    return state_of(outcome.directory, step).params
 
 
 def same(got, want) -> bool:
@@ -62,13 +55,7 @@ def test_a_run_says_what_it_took_and_goes_on_without_its_origin(first):
     shutil.copytree(first.directory.path, "runs/origin")
     settings = (f"{FROM}=origin", "init_from.exclude=[down]", "name=second", "steps=6")
 
-    class Enough(jt.Hook):
-        every = 3
-
-        def on_state(self, step, state):
-            return jt.Stop("enough", "interrupted") if step == 3 else None
-
-    stopped = trained(CONFIG, *settings, hooks=[Enough()])
+    stopped = trained(CONFIG, *settings, hooks=[At(3, lambda: jt.Stop("enough"))])
     assert (stopped.status, stopped.step) == ("stopped", 3)
     log = stopped.directory.log.read_text()
     assert "starts from runs/origin/checkpoints/4: 2 leaves loaded (24 numbers), 1 left" in log

@@ -11,16 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from comparison import assert_close
-from quick_study import CODE, at_home, config_of, trained, write_study
+from quick_study import CODE, at_home, state_of, trained, write_study
 
 import jtrain as jt
-from jtrain.checkpoint import CheckpointManager
 from jtrain.cli import main
 from jtrain.core.pytree import named_leaves
 from jtrain.data.sources.row_files import encode_rows
 from jtrain.errors import DataError
 from jtrain.train.fit_data import describe_tree
-from jtrain.train.program import set_up
 
 PREDICTS = """\
             predict=predict,
@@ -63,9 +61,7 @@ def params(place: Path) -> dict[str, np.ndarray]:
         outcome = trained(write_study(place, predicting()), *RUN)
         half = ("steps=1", "evaluate.every=0", "name=half", "precision.kind=bf16")
         trained("configs/quick.yaml", *half)
-        like = set_up(config_of(outcome.directory.config)).resolved.abstract_state
-        with CheckpointManager(outcome.directory.checkpoints) as checkpoints:
-            return jax.device_get(checkpoints.restore(8, like).params)
+        return jax.device_get(state_of(outcome.directory, 8).params)
 
 
 @pytest.fixture(autouse=True)

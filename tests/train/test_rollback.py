@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from quick_study import At
+from quick_study import At, run_quietly
 
 import jtrain as jt
 from chaos.numbers import Config, Fault, FiniteCheck, config, different
@@ -27,8 +27,7 @@ pytestmark = pytest.mark.usefixtures("here")
 
 
 def ran(given: Config, name: str, *hooks: jt.Hook):
-    with open(os.devnull, "w") as nowhere:
-        return jt.run(given, hooks=hooks, screen=nowhere, directory=Path("runs") / name)
+    return run_quietly(given, hooks, directory=Path("runs") / name)
 
 
 def events(name: str) -> list[dict]:

@@ -5,14 +5,12 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 from comparison import assert_close
+from plain_environ import run_and_kill
 from quick_study import SLOW, At, PowerCutError, at_home, config_of, cut, kept, trained, write_study
 
 import jtrain as jt
@@ -231,22 +229,10 @@ def test_killed_it_resumes_to_the_same_bits(unbroken):
     metrics = Path("runs/quick/metrics.jsonl")
     Path("experiments/quick.py").write_text(SLOW)
     Path("slow").touch()
-    command = [sys.executable, "-m", "jtrain", "run", CONFIG, *settings]
-    run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    try:
-        while run.poll() is None and _rows(metrics) < 45:
-            time.sleep(0.002)
-        run.kill()
-        told = run.communicate(timeout=300)[1].decode()
-    finally:
-        run.kill()
-    assert run.returncode == -signal.SIGKILL, told
+    rows = lambda: metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+    run_and_kill(lambda: rows() >= 45, CONFIG, *settings)
     Path("slow").unlink()
     assert kept(trained(CONFIG, *settings)) == unbroken(*settings)
-
-
-def _rows(metrics: Path) -> int:
-    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
 
 
 @pytest.mark.thorough

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from quick_study import CODE, YAML, at_home, trained, write_study
+from quick_study import CODE, rewrite, trained, write_study
 
 from jtrain.checkpoint import CheckpointManager
 from jtrain.cli import main
@@ -21,10 +21,8 @@ BEST = (*WORSE, "checkpoint.best=loss")
 
 
 @pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
-    assert ONE in CODE
-    write_study(tmp_path, CODE.replace(ONE, TWO), YAML)
-    at_home(tmp_path, monkeypatch, compiled)
+def _home(study_home: Path):
+    rewrite(ONE, TWO)
 
 
 @pytest.mark.thorough

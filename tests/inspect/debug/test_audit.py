@@ -8,14 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from quick_study import at_home, config_of, trained, write_study
+from quick_study import at_home, config_of, rewrite, trained, write_study
 
 from jtrain.checkpoint import CheckpointManager
 from jtrain.cli import main
 from jtrain.train.program import set_up
 from jtrain.train.run_dir import RunDir
-
-STUDY = Path("experiments/quick.py")
 
 
 @pytest.fixture(scope="module")
@@ -49,26 +47,19 @@ def audited(capsys: pytest.CaptureFixture[str], *typed: str) -> tuple[int, dict]
     return code, json.loads(told.out)
 
 
-def edit(old: str, new: str) -> None:
-    """Change the study, as if the run had been trained by other code."""
-    code = STUDY.read_text()
-    assert old in code
-    STUDY.write_text(code.replace(old, new))
-
-
 def change_a_row(run: RunDir) -> None:
     x = "normal(size=(rows, 2)).astype(np.float32)"
-    edit(f"draw.{x}", f"draw.{x} + 1e-3 * (np.arange(rows)[:, None] == seed)")
+    rewrite(f"draw.{x}", f"draw.{x} + 1e-3 * (np.arange(rows)[:, None] == seed)")
 
 
 def change_the_rate(run: RunDir) -> None:
-    edit("import jax\n", "import dataclasses\n\nimport jax\n")
+    rewrite("import jax\n", "import dataclasses\n\nimport jax\n")
     rate = "lr=self.optimizer.lr * 1.0001"
-    edit("self.optimizer.build(", f"dataclasses.replace(self.optimizer, {rate}).build(")
+    rewrite("self.optimizer.build(", f"dataclasses.replace(self.optimizer, {rate}).build(")
 
 
 def change_the_seed(run: RunDir) -> None:
-    edit("seed=self.seed", "seed=self.seed + 1")
+    rewrite("seed=self.seed", "seed=self.seed + 1")
 
 
 def leave_a_step_out(run: RunDir) -> None:

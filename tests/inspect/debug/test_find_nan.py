@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from comparison import assert_close
-from quick_study import CODE, at_home, config_of, trained, write_study
+from quick_study import config_of, rewrite, trained
 
-from jtrain.errors import ConfigError
 from jtrain.inspect.debug.find_nan import NonfiniteReport, find_nan
 from jtrain.inspect.debug.nonfinite import NonfiniteTrace
 
@@ -25,22 +24,12 @@ ROOT = """logits = x @ params["down"]
             return jt.Mean.of(root + logits[:, 1] ** 2, batch["mask"])"""
 
 
-@pytest.fixture
-def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
-    """Write the study with some of its code replaced; return its config."""
-
-    def write(old: str, new: str) -> Path:
-        assert CODE.count(old) == 1
-        path = write_study(tmp_path, CODE.replace(old, new))
-        at_home(tmp_path, monkeypatch, compiled)
-        return path.relative_to(tmp_path)
-
-    return write
+CONFIG = "configs/quick.yaml"
 
 
-def found(path: Path, *settings: str) -> NonfiniteReport:
+def found() -> NonfiniteReport:
     said: list[str] = []
-    got = find_nan(config_of(path, settings), log=said.append)
+    got = find_nan(config_of(CONFIG), log=said.append)
     assert got is not None, said
     return got
 
@@ -51,10 +40,10 @@ def line_of(words: str) -> int:
 
 
 @pytest.mark.thorough
-def test_a_nonfinite_row_of_the_data_is_found(study):
-    path = study("    return Arrays(x=", "    corner[7, 1] = np.nan\n    return Arrays(x=")
-    got = found(path)
-    batch = config_of(path).build(None).train[got.step - 1]
+def test_a_nonfinite_row_of_the_data_is_found(study_home):
+    rewrite("    return Arrays(x=", "    corner[7, 1] = np.nan\n    return Arrays(x=")
+    got = found()
+    batch = config_of(CONFIG).build(None).train[got.step - 1]
     (bad,) = np.flatnonzero(~np.isfinite(batch["x"]).all(-1)).tolist()
     assert got.rows == [bad]
     (origin,) = got.origins
@@ -62,13 +51,14 @@ def test_a_nonfinite_row_of_the_data_is_found(study):
     assert origin.what == f"row {bad} of `x` in the batch is nan at [1]"
     assert math.isnan(got.loss)
     assert (got.leaf, got.leaves, got.of_leaves) == ("down", 3, 3)
-    earlier = [config_of(path).build(None).train[i]["x"] for i in range(got.step - 1)]
+    earlier = [config_of(CONFIG).build(None).train[i]["x"] for i in range(got.step - 1)]
     assert all(np.isfinite(x).all() for x in earlier), "the first such step is found"
 
 
 @pytest.mark.thorough
-def test_a_log_of_zero_in_the_loss_is_found(study):
-    got = found(study(RETURN, LOG))
+def test_a_log_of_zero_in_the_loss_is_found(study_home):
+    rewrite(RETURN, LOG)
+    got = found()
     assert (got.step, got.loss) == (1, -math.inf)
     (origin,) = got.origins
     assert origin.primitive == "log"
@@ -79,8 +69,9 @@ def test_a_log_of_zero_in_the_loss_is_found(study):
 
 
 @pytest.mark.thorough
-def test_a_nonfinite_gradient_behind_a_where_is_found(study):
-    got = found(study(RETURN, ROOT))
+def test_a_nonfinite_gradient_behind_a_where_is_found(study_home):
+    rewrite(RETURN, ROOT)
+    got = found()
     assert math.isfinite(got.loss)
     first, second = got.origins
     assert first.what in {"div(0.5, 0) = inf", "div(0.5, -0) = -inf"}
@@ -93,18 +84,18 @@ def test_a_nonfinite_gradient_behind_a_where_is_found(study):
 
 
 @pytest.mark.slow
-def test_resumes_from_the_checkpoint_before_it_and_writes_nothing(study):
-    path = study(
+def test_resumes_from_the_checkpoint_before_it_and_writes_nothing(study_home):
+    rewrite(
         "    return Arrays(x=",
         "    corner[np.argsort(draw.random(rows))[:1], 1] = np.nan\n    return Arrays(x=",
     )
-    outcome = trained(path, "steps=40", "guard.kind=stop")
-    bad = [s for s in range(40) if np.isnan(config_of(path).build(None).train[s]["x"]).any()]
+    outcome = trained(CONFIG, "steps=40", "guard.kind=stop")
+    bad = [s for s in range(40) if np.isnan(config_of(CONFIG).build(None).train[s]["x"]).any()]
     assert outcome.status == "failed"
     assert f"In the batch of step {bad[0] + 1}, row" in outcome.why
     before = {p: p.stat().st_mtime_ns for p in outcome.directory.path.rglob("*")}
     said: list[str] = []
-    got = find_nan(config_of(path, ["steps=40"]), log=said.append)
+    got = find_nan(config_of(CONFIG, ["steps=40"]), log=said.append)
     assert got is not None
     assert got.step == bad[0] + 1
     kept = [line for line in said if line.startswith("from checkpoint")]
@@ -112,14 +103,6 @@ def test_resumes_from_the_checkpoint_before_it_and_writes_nothing(study):
     newest = max(step for step in steps if step <= bad[0])
     assert kept == [f"from checkpoint {newest} of runs/quick"]
     assert {p: p.stat().st_mtime_ns for p in outcome.directory.path.rglob("*")} == before
-
-
-@pytest.mark.thorough
-def test_a_run_with_other_values_raises(study):
-    path = study(RETURN, RETURN)
-    trained(path)
-    with pytest.raises(ConfigError, match="--find-nan"):
-        find_nan(config_of(path, ["batch=8"]), log=lambda _: None)
 
 
 # The execution that it stands on.

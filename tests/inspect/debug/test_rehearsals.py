@@ -5,29 +5,18 @@ from pathlib import Path
 
 import pytest
 from comparison import assert_close
-from quick_study import CODE, YAML, at_home, config_of, trained, write_study
+from quick_study import config_of, rewrite, trained
 
 from jtrain.cli import main
 from jtrain.errors import CheckpointError
 from jtrain.inspect.debug.rehearsals import dry_run
 from jtrain.train.hooks.log import read_results
 
+pytestmark = pytest.mark.usefixtures("study_home")
 CONFIG = "configs/quick.yaml"
 SAMPLE = "optimizer=self.optimizer.build(self.steps),\n"
 LOSS = 'x = jnp.tanh(batch["x"] @ params["up"] + params["bias"][None])\n'
 INDENT = " " * 12
-
-
-@pytest.fixture
-def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
-    """Write the study with some of its code replaced."""
-
-    def write(old: str = SAMPLE, new: str = SAMPLE, config: str = YAML) -> None:
-        assert CODE.count(old) == 1
-        write_study(tmp_path, CODE.replace(old, new), config)
-        at_home(tmp_path, monkeypatch, compiled)
-
-    return write
 
 
 def silent(line: str) -> None:
@@ -38,9 +27,9 @@ def silent(line: str) -> None:
 
 
 @pytest.mark.thorough
-def test_fast_runs_all_stages_and_writes_no_files(study, capfd):
+def test_fast_runs_all_stages_and_writes_no_files(capfd):
     text = "sample=lambda params, extra, key: 'a text',\n"
-    study(SAMPLE, SAMPLE + INDENT + text)
+    rewrite(SAMPLE, SAMPLE + INDENT + text)
     assert main(["run", CONFIG, "--fast"]) == 0
     out = capfd.readouterr().out.splitlines()
     parts = "builds reads compiles trains evaluates saves restores resumes samples"
@@ -56,9 +45,9 @@ def test_fast_runs_all_stages_and_writes_no_files(study, capfd):
 
 
 @pytest.mark.slow
-def test_fast_finds_state_outside_of_the_train_state(study):
+def test_fast_finds_state_outside_of_the_train_state():
     code = "train=Forgetful(train, size=self.batch, seed=self.seed),\n"
-    study("train=Shuffled(train, size=self.batch, seed=self.seed),\n", code)
+    rewrite("train=Shuffled(train, size=self.batch, seed=self.seed),\n", code)
     file = Path("experiments/quick.py")
     forgetful = """
 
@@ -82,8 +71,7 @@ def points("""
 
 
 @pytest.mark.thorough
-def test_overfit_reports_that_a_batch_is_memorized(study, capfd):
-    study()
+def test_overfit_reports_that_a_batch_is_memorized(capfd):
     settings = ["steps=400", "model.drop=0", "model.width=32", "optimizer.lr=5e-2", "log.every=50"]
     assert main(["run", CONFIG, *settings, "batch=4", "--overfit", "2"]) == 0
     last = capfd.readouterr().out.splitlines()[-1]
@@ -95,8 +83,8 @@ def test_overfit_reports_that_a_batch_is_memorized(study, capfd):
 
 
 @pytest.mark.thorough
-def test_overfit_reports_causes_if_nothing_is_learned(study, capfd):
-    study('params["bias"][None]', '0 * params["bias"][None]')
+def test_overfit_reports_causes_if_nothing_is_learned(capfd):
+    rewrite('params["bias"][None]', '0 * params["bias"][None]')
     settings = ["steps=1 epochs", "optimizer={kind: sgd, lr: 1e-6}"]
     assert main(["run", CONFIG, *settings, "--overfit", "1"]) == 70
     out = capfd.readouterr().out
@@ -110,9 +98,9 @@ def test_overfit_reports_causes_if_nothing_is_learned(study, capfd):
 
 
 @pytest.mark.slow
-def test_eager_prints_once_a_step_and_matches_the_compiled_run(study, capfd, monkeypatch):
+def test_eager_prints_once_a_step_and_matches_the_compiled_run(capfd, monkeypatch):
     seen = 'print("seen", params["up"].sum().item(), x.shape, rng is None)'
-    study(LOSS, f"{LOSS}{INDENT}if WATCHED:\n{INDENT}    {seen}\n")
+    rewrite(LOSS, f"{LOSS}{INDENT}if WATCHED:\n{INDENT}    {seen}\n")
     file = Path("experiments/quick.py")
     file.write_text(file.read_text() + "\n\nWATCHED = True\n")
     settings = ["steps=3", "evaluate.every=0"]
@@ -131,8 +119,7 @@ def test_eager_prints_once_a_step_and_matches_the_compiled_run(study, capfd, mon
 
 
 @pytest.mark.thorough
-def test_several_processes_raise(study, monkeypatch, capsys):
-    study()
+def test_several_processes_raise(monkeypatch, capsys):
     for name, value in {"COORDINATOR": "127.0.0.1:4000", "PROCESSES": "2", "PROCESS": "1"}.items():
         monkeypatch.setenv(f"JTRAIN_{name}", value)
     assert main(["run", CONFIG, "--find-nan"]) == 2

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from quick_study import at_home, read_otherwise, trained, write_study
+from quick_study import read_otherwise, trained
 
 from jtrain.cli import main
 from jtrain.train.hooks.log import read_results
@@ -16,23 +16,9 @@ from jtrain.train.run_dir import RunDir
 SETTINGS = ("steps=12", "checkpoint.every=5", "checkpoint.keep=9", "log.every=4")
 
 
-@pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory, compiled: Path) -> Path:
-    """Return a folder with a small study and a run of it."""
-    folder = tmp_path_factory.mktemp("house")
-    path = write_study(folder).relative_to(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        at_home(folder, patch, compiled)
-        trained(path, *SETTINGS)
-    return folder
-
-
 @pytest.fixture
-def run(house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path) -> RunDir:
-    """Return the directory of a copy of the run."""
-    shutil.copytree(house, tmp_path / "house")
-    at_home(tmp_path / "house", monkeypatch, compiled)
-    return RunDir(Path("runs/quick"))
+def run(copy_of) -> RunDir:
+    return copy_of(*SETTINGS).directory
 
 
 def replayed(capsys: pytest.CaptureFixture[str], step: int, *typed: str) -> tuple[int, dict]:
