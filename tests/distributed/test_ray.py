@@ -1,4 +1,4 @@
-"""Ray: what becomes of addresses, resources and messages, and a run by Ray Train."""
+"""Ray: what becomes of addresses, resources and messages, and runs by Ray Train."""
 
 import os
 import re
@@ -7,7 +7,9 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from quick_study import write_study
 
+import jtrain as jt
 from chaos.launched import differences, home_of, start_run
 from jtrain.cli import launch, main
 from jtrain.distributed.ray_cluster import (
@@ -17,7 +19,7 @@ from jtrain.distributed.ray_cluster import (
     process_resources,
 )
 from jtrain.errors import ConfigError, UserError
-from jtrain.train.ray import RunEndedError
+from jtrain.train.ray import RunEndedError, working_directory
 
 RUN = ["run", "configs/quick.yaml"]
 
@@ -184,3 +186,34 @@ def test_a_mistake_is_not_retried(tmp_path: Path):
     with start_run(home, 2, "--engine", "ray", "--restarts", "2") as run:
         assert run.wait(900) == 2, run.words(40)
     assert "did you mean steps?" in run.words(40)
+
+
+def test_a_run_is_in_the_directory_of_its_driver(tmp_path: Path):
+    path = write_study(tmp_path / "project")
+    search = ["", str(tmp_path), str(tmp_path / "project")]
+    assert working_directory("configs/quick.yaml", "", search) == tmp_path / "project"
+    assert working_directory("configs/quick.yaml", str(tmp_path), search) == tmp_path
+    with pytest.raises(ConfigError, match='Write "directory": "/shared/project" beside "config"'):
+        working_directory(str(path), "", search)
+    assert working_directory(str(path), str(tmp_path), search) == tmp_path
+
+
+def _ray_train(workers: int, reports: list) -> ModuleType:
+    module = ModuleType("ray.train")
+    context = SimpleNamespace(get_world_size=lambda: workers)
+    vars(module).update(get_context=lambda: context, report=reports.append)
+    return module
+
+
+@pytest.mark.thorough
+def test_a_worker_trains_and_reports(study_home, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    reports: list[dict] = []
+    monkeypatch.setitem(sys.modules, "ray.train", _ray_train(1, reports))
+    jt.ray.train_loop({"config": "configs/quick.yaml", "overrides": ["steps=4", "log.every=2"]})
+    trained = [report for report in reports if "loss" in report]
+    assert [report["step"] for report in trained] == [2, 4]
+    evaluated = [report for report in reports if "valid/loss" in report]
+    assert evaluated[-1]["step"] == 4
+    assert all(type(value) in {int, float} for report in reports for value in report.values())
+    assert (tmp_path / "runs" / "quick" / "metrics.jsonl").exists()

@@ -62,7 +62,7 @@ def splitmix(x: np.ndarray) -> np.ndarray:  # uint64; products of arrays wrap by
     return x ^ (x >> np.uint64(31))
 
 
-ROUNDS = 12  # 8 are enough for 60 rows, and 12 for 4: tests/data/test_shuffle.py counts the orders
+ROUNDS = 12  # 8 are enough for 60 rows, and 12 for 4: tests/data/test_by_step.py counts the orders
 
 
 def permute(places: np.ndarray, rows: int, *, seed: int, epoch: int | np.ndarray) -> np.ndarray:
@@ -70,7 +70,7 @@ def permute(places: np.ndarray, rows: int, *, seed: int, epoch: int | np.ndarray
 
     For a given seed and epoch, a permutation of `range(rows)`. The epoch is a single number, or an
     array with the epoch of each place. Only integers of a fixed width are computed, so the order is
-    the same on any machine and with any numpy: tests/data/test_shuffle.py pins the order, which
+    the same on any machine and with any numpy: tests/data/test_by_step.py pins the order, which
     will not change.
 
     The permutation is a Feistel network over the bits of the place, in halves as equal as possible,

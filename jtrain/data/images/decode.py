@@ -69,7 +69,7 @@ def decode_window(path: Path, size: ImageSize, draws: WindowDraws) -> np.ndarray
     The window is of the complete image, so `size.fit` does not matter; its shape is that of `size`
     by 3:4 to 4:3. The resize is bilinear and antialiased. A JPEG is decoded at 1/2, 1/4 or 1/8, if
     the window has then at least twice the size; every pixel is within a few levels of that of a
-    full decode (measured in tests/data/test_windows_of_files.py).
+    full decode (measured in tests/data/test_augmented.py).
 
     Args:
         draws: of one row.
