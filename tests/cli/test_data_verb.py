@@ -7,54 +7,15 @@ import zlib
 from pathlib import Path
 
 import pytest
+from image_files import write_fashion_mnist
 
 from jtrain.cli import main
 from jtrain.data.text.token_files import TokenFiles
-
-STUDY = """
-from typing import Annotated, Literal
-import jax.numpy as jnp
-import numpy as np
-from pydantic import Field
-import jtrain as jt
-from jtrain.data import Arrays, Shuffled
-from jtrain.data.text.corpora import Corpus
-from jtrain.data.text.corpora import Tokens
-
-@jt.configclass
-class Images:
-    kind: Literal["images"] = "images"
-    shape: tuple[int, ...] = (4, 4, 1)
-
-    def build(self):
-        count = int(np.prod(self.shape))
-        image = np.arange(9 * count, dtype=np.float32).reshape(9, *self.shape)
-        return Arrays(image=image, label=np.arange(9))
-
-@jt.configclass
-class Config(jt.RunConfig):
-    data: Annotated[Tokens | Images, Field(discriminator="kind")] = Images()
-
-    def build(self, place):
-        data = self.data.build()
-        source = data.train if isinstance(data, Corpus) else data
-        return jt.Experiment(
-            init=lambda key: ({}, ()),
-            loss=lambda params, batch, rng: jnp.zeros(()),
-            train=Shuffled(source, size=self.batch),
-            optimizer=self.optimizer.build(self.steps),
-        )
-"""
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "experiments").mkdir()
-    name = f"rows_{abs(hash(str(tmp_path))) % 10**8}"
-    (tmp_path / "experiments" / f"{name}.py").write_text(STUDY, encoding="utf-8")
-    said = f"experiment: {name}\nsteps: 4\nbatch: 2\noptimizer: {{kind: sgd, lr: 0.1}}\n"
-    (tmp_path / "c.yaml").write_text(said, encoding="utf-8")
     lines = ["Exeunt.", "A sennet is sounded.", "Enter\tthe ghost.", "He dies."]
     (tmp_path / "a.txt").write_text("\n".join(lines), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
@@ -90,7 +51,7 @@ def test_rows_of_text_are_shown_with_their_ends(folder: Path, capsys):
     assert main(["data", "prepare", "a.txt", "--by", "line", "--out", "out"]) == 0
     capsys.readouterr()
     rows = ["data.path=out", "data.context=40", "data.pack=true", "data.validation=0.16"]
-    words = ["data", "show", "c.yaml", "data.kind=tokens", *rows, "batch=2"]
+    words = ["data", "show", "gpt2", *rows, "model.context=40", "batch=2", "microbatches=1"]
     assert main(words) == 0
     said = capsys.readouterr().out
     assert "tokens    int32 [41]" in said
@@ -107,13 +68,16 @@ def test_rows_of_text_are_shown_with_their_ends(folder: Path, capsys):
     assert found["tokenizer"] == "1b5ec18e7563"
 
 
-def test_images_are_written(folder: Path, capsys):
-    assert main(["data", "show", "c.yaml", "--rows", "2"]) == 0
+def test_images_are_written(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    write_fashion_mnist(folder / "fashion-mnist", train=8, test=2)
+    monkeypatch.setenv("JTRAIN_DATA", str(folder))
+    words = ["data", "show", "fashion_mnist", "batch=2", "data.validation=0"]
+    assert main([*words, "--rows", "2"]) == 0
     said = capsys.readouterr().out
-    assert "image     float32 [4, 4, 1]" in said
+    assert "image     uint8 [28, 28, 1]" in said
     assert "label " in said
-    assert main(["data", "show", "c.yaml", "--out", "rows.png"]) == 0
+    assert main([*words, "--out", "rows.png"]) == 0
     data = (folder / "rows.png").read_bytes()
-    assert struct.unpack(">II", data[16:24]) == (9, 4)
+    assert struct.unpack(">II", data[16:24]) == (2 * 28 + 1, 28)
     body = data[data.index(b"IDAT") + 4 : data.index(b"IEND") - 8]
-    assert len(zlib.decompress(body)) == 4 * (1 + 9)
+    assert len(zlib.decompress(body)) == 28 * (1 + 2 * 28 + 1)

@@ -3,11 +3,10 @@
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from plain_environ import run_python
 from toy_study import write_study
 
 from jtrain.config.dump import ABSENT, diff_configs, dump, flatten
@@ -133,10 +132,7 @@ def test_differences_are_told_by_key(path: Path):
 
 def imported(code: str, **environment: str) -> list:
     """Return what a fresh interpreter printed last, as JSON."""
-    command = [sys.executable, "-c", code]
-    seen = {**os.environ, **environment}
-    done = subprocess.run(command, env=seen, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    done = run_python("-c", code, env={**os.environ, **environment})
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -209,52 +205,17 @@ def test_the_json_schema_has_the_help_and_lets_a_file_inherit(schema: type):
     assert found["additionalProperties"] is False
 
 
-CODE = """
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
-
-from pydantic import Field
-
-from jtrain.config.top import BaseConfig
-from jtrain.config.configclass import configclass
-
-
-@configclass
-class Plain:
-    kind: Literal["plain"] = "plain"
-
-
-@configclass
-class Turned:
-    kind: Literal["turned"] = "turned"
-    base: float = 10.0
-
-
-@configclass
-class Model:
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "small": {"width": 2, "depth": 3, "how": {"kind": "turned", "base": 5.0}},
-        "large": {"width": 200, "depth": 30, "how": {"kind": "plain"}},
-    }
-    preset: Literal["none", "small", "large"] = "none"
-    width: int = Field(default=8, gt=0)
-    depth: int = 8
-    limit: int | None = Field(default=None, gt=0)
-    how: Annotated[Plain | Turned, Field(discriminator="kind")] = Plain()
-
-
-@configclass
-class Config(BaseConfig):
-    model: Model = Model()
+YAML = """experiment: language
+steps: 10
+batch: 4
+optimizer: {kind: sgd, lr: 1}
+data: {kind: tokens, path: x, context: 8}
 """
-YAML = "experiment: toy\nsteps: 10\nbatch: 4\ncheckpoint: {every: 5}\n"
 
 
 @pytest.fixture
-def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    study = write_study(tmp_path)
-    (tmp_path / "experiments" / "toy.py").write_text(CODE)
-    return study
+def study(tmp_path: Path) -> Path:
+    return tmp_path / "study.yaml"
 
 
 def resolved(study: Path, model: str, *settings: str):
@@ -262,33 +223,35 @@ def resolved(study: Path, model: str, *settings: str):
     return resolve(study, settings)
 
 
-def test_values_said_with_it_win_and_the_others_are_its_own(study: Path):
-    found = resolved(study, "{preset: small, width: 7}")
+def test_values_said_with_a_preset_win_and_the_others_are_its_own(study: Path):
+    found = resolved(study, "{preset: llama2-7b, width: 512}")
     model = found.config.model
-    assert (model.width, model.depth, model.how.base) == (7, 3, 5.0)
+    assert (model.width, model.layers, model.positions.kind) == (512, 32, "rotary")
     said = {key: str(origin) for key, origin in found.origins.items()}
-    assert said["model.width"] == f"{study}:5"
-    assert said["model.depth"] == said["model.how.base"] == "preset small"
-    assert said["model.limit"] == "default"
+    assert said["model.width"] == f"{study}:6"
+    assert said["model.layers"] == said["model.positions.kind"] == "preset llama2-7b"
+    assert said["model.remat"] == "default"
     assert found.notes == ()
 
 
-def test_one_that_is_typed_goes_over_the_file_and_says_so(study: Path):
-    found = resolved(study, "{width: 7, depth: 3}", "model.preset=small", "model.how.base=2")
+def test_a_preset_that_is_typed_goes_over_the_file_and_says_so(study: Path):
+    typed = "model.preset=llama2-7b", "model.positions.base=2"
+    found = resolved(study, "{width: 512, layers: 32}", *typed)
     model = found.config.model
-    assert (model.width, model.depth, model.how.base) == (2, 3, 2.0)
-    assert found.notes == (f"model.width ({study}:5) is left out: preset small was given after it",)
+    assert (model.width, model.layers, model.positions.base) == (4096, 32, 2.0)
+    left = f"model.width ({study}:6) is left out: preset llama2-7b was given after it"
+    assert found.notes == (left,)
 
 
 def test_another_kind_leaves_out_what_the_preset_said_of_its_own(study: Path):
-    found = resolved(study, "{preset: small}", "model.how.kind=plain")
-    assert (found.config.model.how.kind, found.config.model.depth) == ("plain", 3)
+    found = resolved(study, "{preset: llama2-7b}", "model.positions.kind=learned")
+    assert (found.config.model.positions.kind, found.config.model.layers) == ("learned", 32)
     assert found.notes == ()
 
 
 def test_what_was_resolved_resolves_to_itself_and_to_another_preset(study: Path):
-    config = resolved(study, "{preset: small, depth: 9}").config
+    config = resolved(study, "{preset: llama2-7b, layers: 9}").config
     study.write_text(dump(config))
     assert resolve(study).config == config
-    other = resolve(study, ["model.preset=large"]).config.model
-    assert (other.width, other.depth, other.how.kind) == (200, 30, "plain")
+    other = resolve(study, ["model.preset=gpt2"]).config.model
+    assert (other.width, other.layers, other.positions.kind) == (768, 12, "learned")
