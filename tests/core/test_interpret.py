@@ -7,8 +7,6 @@ import pytest
 from jtrain.core.interpret import (
     DifferentProgramsError,
     executions,
-    is_opaque,
-    operations,
     pair_equations,
 )
 from jtrain.core.loss_checks import dependence
@@ -58,28 +56,6 @@ def test_names_what_an_output_is_computed_from(program, wanted):
     assert dependence(program, ONE, ONE) == wanted
 
 
-def test_counts_leaves_of_trees():
-    assert dependence(lambda t: t["b"] + t["c"][0], {"a": ONE, "b": ONE, "c": [ONE]}) == [{1, 2}]
-
-
-def test_finds_operations_inside_others():
-    inner = lambda x: jax.lax.scan(lambda c, _: (jnp.sin(c), None), x, None, length=2)[0]
-    found = operations(jax.jit(lambda x: jax.lax.cond(x > 0, inner, jnp.cos, x)), ONE)
-    assert {"scan", "cond", "sin", "cos"} <= found
-    assert "tan" not in found
-
-
-def test_an_operation_is_counted_as_often_as_it_runs():
-    def fn(x):
-        turn = lambda x, _: (jax.lax.scan(lambda y, _: (jnp.sin(y), None), x, None, length=3)[0], 0)
-        x, _ = jax.lax.scan(turn, x, None, length=2)
-        return jax.lax.while_loop(lambda x: x < 1, jax.jit(jnp.cos), x)
-
-    found = {e.equation.primitive.name: e for e in executions(jax.make_jaxpr(fn)(ONE))}
-    assert (found["sin"].times, found["sin"].counted) == (6, True)
-    assert (found["cos"].times, found["cos"].counted) == (1, False)
-
-
 def test_of_a_cond_the_most_expensive_branch_may_be_counted_alone():
     fn = lambda x: jax.lax.cond(x > 0, lambda x: jnp.sin(jnp.sin(x)), jnp.cos, x)
     names = lambda **cost: {
@@ -96,8 +72,3 @@ def test_two_traces_of_one_program_are_paired_and_of_two_are_refused():
     assert [len(calls) for calls, _, _ in pairs] == list(range(len(pairs)))
     with pytest.raises(DifferentProgramsError):
         list(pair_equations(trace(jnp.sin, 4), trace(jnp.cos, 4)))
-
-
-def test_a_kernel_that_no_jaxpr_describes_is_opaque():
-    names = ("pallas_call", "dot_product_attention_fwd", "dot_general", "scan")
-    assert [is_opaque(name) for name in names] == [True, True, False, False]

@@ -37,16 +37,6 @@ class Recorder(Hook):
         return [(step, value) for what, step, value in self.seen if what == kind]
 
 
-class Numbers(Hook):
-    """Writes down the numbers alone."""
-
-    def __init__(self):
-        self.seen = []
-
-    def on_numbers(self, step, numbers):
-        self.seen.append(("numbers", step, numbers["loss"]))
-
-
 def count(state, batch):
     """Adds up; its loss is the sum before."""
     return state + batch, {"loss": Mean(state.astype(jnp.float32), jnp.float32(1))}
@@ -70,13 +60,6 @@ def test_each_hook_sees_each_of_its_steps_once_and_in_order(every, in_flight):
     assert hook.of("state") == [(step, step) for step in due]
     assert (int(ended.state), ended.step, ended.stop) == (6, 6, None)
     assert ended.numbers == {"loss": 5}
-
-
-def test_goes_on_where_it_is_told_to_start():
-    hook = Recorder(every=2)
-    run(hook, start=3, steps=8)
-    assert [step for step, _ in hook.of("numbers")] == [4, 6, 8]
-    assert hook.of("state") == [(4, 4), (6, 6), (8, 8)]
 
 
 def test_no_steps_are_no_steps():
@@ -126,15 +109,6 @@ def test_stops_soon_after_the_step_whose_numbers_asked_for_it():
     assert 3 <= ended.step <= 3 + 2, "those in flight are done"
     assert [step for step, _ in hook.of("numbers")] == list(range(1, ended.step + 1))
     assert int(ended.state) == ended.step
-
-
-def test_all_numbers_are_told_before_a_state():
-    keeper, other = Recorder(every=4), Numbers()
-    other.seen = seen = keeper.seen  # one list, so that the order between the two shows
-    run(other, keeper, steps=8, in_flight=100)
-    shown = [i for i, (what, step, _) in enumerate(seen) if what == "state" and step == 4][-1]
-    told = [step for what, step, _ in seen[:shown] if what == "numbers"]
-    assert set(told) == {1, 2, 3, 4}
 
 
 def test_numbers_can_stop_what_takes_the_state_of_the_same_step():

@@ -4,7 +4,6 @@ import json
 import math
 from pathlib import Path
 
-import jax
 import pytest
 from quick_study import config_of
 
@@ -55,25 +54,6 @@ def test_equal_layers_share_a_line_with_the_reason(program):
         named_leaves(program.resolved.abstract_state)
     )
     assert "opt_state/1/0/0/mu/blocks/*/up/kernel" in [name for name, _ in groups]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("parallel", "line"),
-    [
-        ("parallel.impl=pmap", "mirrored by pmap: all on each of 8 devices, rows split over them"),
-        ("parallel.kind=mirrored", "mirrored: data 8, 8 devices"),
-    ],
-)
-def test_a_layout_without_splits_is_described(parallel, line):
-    program = set_up(config_of(CONFIG, [*SMALL, parallel]))
-    found = describe_sharding(program)
-    assert found.line.startswith(line)
-    whole = sum(
-        leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(program.resolved.abstract_state)
-    )
-    assert found.total == found.device == whole
-    assert format_sharding(found).startswith(found.line)
 
 
 @pytest.mark.thorough

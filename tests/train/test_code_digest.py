@@ -217,7 +217,6 @@ def test_a_mistake_names_the_key_and_what_to_write(config: Path, setting: str, w
 
 WRONG = """
 import jtrain as jt
-from jtrain.config import GuardPolicy
 
 @jt.configclass
 class Rule(jt.optim.OptimizerConfig):
@@ -228,15 +227,6 @@ class Rules(jt.optim.OptimizerConfig):
     def rules(self, decay): ...
 
 @jt.configclass
-class Layered(jt.optim.OptimizerConfig):
-    def rule(self, decay): ...
-    def layered_rule(self, decay, *, names): ...
-
-@jt.configclass
-class Rate(jt.optim.ScheduleBase):
-    def rate(self, peak, length, floor): ...
-
-@jt.configclass
 class Fixed(jt.parallel.BaseParallelConfig):
     def build(self, among): ...
 
@@ -244,28 +234,16 @@ class Fixed(jt.parallel.BaseParallelConfig):
 class Closed(jt.trackers.TrackerConfig):
     open = 3
 
-@jt.configclass
-class Judge(GuardPolicy):
-    def judge(self, known): ...
-
-@jt.configclass
-class Rows(jt.Kind):
-    def build(self, rows): ...
 """
 
 
 @pytest.mark.parametrize(
     ("key", "name", "words"),
     [
-        ("optimizer", "Rule", "has rule(self), which is called with the arguments of rule(self, "),
         ("optimizer", "Rule", "too many positional arguments; write `def rule(self, decay):`"),
         ("optimizer", "Rules", "has no method rule(self, decay), as optimizers have; did you mean"),
-        ("optimizer", "Layered", "write `def layered_rule(self, decay, dims):`"),
-        ("optimizer.schedule", "Rate", "argument: 'floor'; write `def rate(self, peak, steps):`"),
         ("parallel", "Fixed", "argument: 'among'; write `def build(self, among=None):`"),
         ("trackers", "Closed", "has no method open(self, about), as trackers have"),
-        ("guard", "Judge", "has no method make_judge(self, known), as guards have; did you mean"),
-        ("data", "Rows", "argument: 'rows'; write `def build(self):`"),
     ],
 )
 def test_a_wrong_signature_names_the_key_and_the_signature(

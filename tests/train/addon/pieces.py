@@ -21,37 +21,25 @@ from jtrain.train.trackers import TrackedRun, TrackerConfig, TrackerRun
 
 @jt.configclass
 class Signed(OptimizerConfig):
-    """Steps by the sign of the gradient."""
-
     def rule(self, decay: optax.GradientTransformation) -> optax.GradientTransformation:
-        """Return the sign, with the decay added."""
         return optax.chain(optax.scale_by_sign(), decay)
 
 
 @jt.configclass
 class Halved(ScheduleBase):
-    """Half of the peak from the middle of the run on."""
-
     def rate(self, peak: float, steps: int) -> LearningRate:
-        """Return the rate at each step."""
         return lambda step: peak * (1 - 0.5 * (step >= steps // 2))
 
 
 @jt.configclass
 class LastDevice(BaseParallelConfig):
-    """The last device of those that there are."""
-
     def build(self, among: Sequence[Device] | None = None) -> OneDevice:
-        """Build the strategy of one device."""
         return OneDevice(list(among or jax.local_devices())[-1])
 
 
 @jt.configclass
 class Lines(TrackerConfig):
-    """Lines of JSON beside the run."""
-
     def open(self, about: TrackedRun) -> TrackerRun:
-        """Append to the file of the run."""
         file = (about.directory / "lines.jsonl").open("a")
         write = lambda step, numbers: print(json.dumps({"step": step, **numbers}), file=file)
         return TrackerRun("lines", write, lambda end: file.close())
@@ -71,35 +59,24 @@ class _Limit:
 
 @jt.configclass
 class Limit(GuardPolicy):
-    """Stop where the loss is above a limit."""
-
     most: float = 1e3
-    """The limit."""
 
     def make_judge(self, known: Mapping[str, Any]) -> _Limit:
-        """Return the judge, which counts the steps of all lives of the run."""
         return _Limit(self.most, known.get("steps", 0))
 
 
 @jt.configclass
 class Line(jt.Kind):
-    """Points of a line."""
-
     rows: int = 64
-    """Number of points."""
 
     def build(self) -> Arrays:
-        """Return the points."""
         x = np.linspace(-1, 1, self.rows, dtype=np.float32)
         return Arrays(x=x, y=3 * x + 1)
 
 
 @jt.configclass
 class Slope(jt.Kind):
-    """A slope and an intercept."""
-
     def build(self) -> tuple[dict[str, float], Any]:
-        """Return the first parameters, and the prediction."""
 
         def predict(params: Mapping[str, Array], x: Array) -> Array:
             return params["slope"] * x + params["at"]

@@ -9,29 +9,20 @@ import jtrain as jt
 
 @jt.configclass
 class Noise:
-    """Noise."""
-
     kind: Literal["noise"] = "noise"
 
 
 @jt.configclass
 class Constant:
-    """A constant."""
-
     kind: Literal["constant"] = "constant"
 
 
 @jt.configclass
 class Config(jt.RunConfig):
-    """A regression."""
-
     data: Annotated[Noise | Constant, jt.Registry("data", jt.Kind)]
-    """The points."""
     model: Annotated[Noise | Constant, jt.Registry("models", jt.Kind)]
-    """The curve."""
 
     def build(self, place) -> jt.Experiment:
-        """Build the regression."""
         params, predict = self.model.build()
 
         def loss(params, batch, rng):

@@ -4,6 +4,5 @@ from collections.abc import Sequence
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the words; return the exit code."""
     print("hello", *argv)
     return 3

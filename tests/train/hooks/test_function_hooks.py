@@ -21,11 +21,6 @@ class Worst(Hook):
         self.worst = max(self.worst, numbers["loss"])
 
 
-class Until(Hook):
-    def on_state(self, step, state):
-        return Stop("far enough", kind="finished") if state >= 6 else None
-
-
 def test_a_function_is_a_hook_by_the_names_of_what_it_takes():
     seen = []
 
@@ -70,7 +65,7 @@ def test_a_method_that_is_never_called_is_refused():
         to_hook(Misspelt())
     with pytest.raises(ConfigError, match=r"it has no method.* Write def on_numbers\(self"):
         to_hook(Hook())
-    for hook in (Worst(), Until(), EarlyStop()):
+    for hook in (Worst(), EarlyStop()):
         assert to_hook(hook) is hook
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import math
-import sys
 import types
 from pathlib import Path
 
@@ -73,43 +72,6 @@ def test_without_a_live_line_it_checks_once(tmp_path):
         assert look_at(progress, clock, 1000, seconds=1e-3) == [1000]
         progress.print("a line")
     assert path.read_text() == "a line\n"
-
-
-class OutStream(io.StringIO):
-    """The stdout of a notebook's kernel, as far as a program can see."""
-
-    __module__ = "ipykernel.iostream"
-
-
-def test_a_cell_has_one_output_that_is_replaced(monkeypatch):
-    pages = []
-
-    class Display:
-        def update(self, data, *, raw):
-            assert raw
-            pages.append(data["text/html"])
-
-    def display(data, *, raw, display_id):
-        assert display_id
-        assert not pages, "one output"
-        Display().update(data, raw=raw)
-        return Display()
-
-    ipython = types.SimpleNamespace(get_ipython=object)
-    monkeypatch.setitem(sys.modules, "IPython", ipython)
-    monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=display))
-    stream, clock = OutStream(), [0.0]
-    assert not stream.isatty()
-    options = {"clock": lambda: clock[0], "valid": lambda: 0.5}
-    with ProgressBar(stop=1000, stream=stream, **options) as progress:
-        assert progress.live
-        progress.print("a warning [not markup]")
-        look_at(progress, clock, 1000, seconds=0.01, last=1000)
-    assert 10 < len(pages) < 35  # twice a second of ten
-    assert "1000/1000" in pages[-1]
-    assert "loss 1.0000" in pages[-1]
-    assert "valid 0.5000" in pages[-1]
-    assert stream.getvalue() == "a warning [not markup]\n"
 
 
 IMAGES = np.arange(2 * 3 * 4 * 1, dtype=np.uint8).reshape(2, 3, 4, 1)
