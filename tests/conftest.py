@@ -130,6 +130,16 @@ sys.addaudithook(_refuse_network)
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol():
+    """Restore the search path of modules, to which a config adds the folder of its experiment."""
+    path = list(sys.path)
+    try:
+        return (yield)
+    finally:
+        sys.path[:] = path
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_call():
     """Skips what needs float16 where `XLA_FLAGS` ask for instructions without conversions to it.
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -142,7 +141,6 @@ def rewrite(old: str, new: str) -> None:
 
 def at_home(directory: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path) -> None:
     """Works in a directory as a person would; compiled programs are kept beside the tests."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(compiled))
     monkeypatch.chdir(directory)
 

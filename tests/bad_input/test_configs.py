@@ -5,7 +5,6 @@ advises; following it must work.
 """
 # ruff: noqa: E501  (a case reads best on a line)
 
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -127,8 +126,7 @@ CASES = [
 
 
 @pytest.fixture
-def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(sys, "path", list(sys.path))
+def path(tmp_path: Path) -> Path:
     path = write_study(tmp_path)
     path.with_name("other.yaml").write_text(YAML)
     return path

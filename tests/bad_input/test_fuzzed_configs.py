@@ -7,7 +7,6 @@ tests/bad_input/test_fuzzed_configs.py` draws as many others as it is told to.
 
 import contextlib
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -101,7 +100,6 @@ TYPED = st.lists(st.tuples(KEYS | SIGNS, SCALARS | SIGNS).map("=".join), max_siz
 
 @pytest.fixture(name="path")
 def _path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
     path = write_study(tmp_path)
     path.with_name("other.yaml").write_text(YAML)

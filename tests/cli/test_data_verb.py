@@ -2,7 +2,6 @@
 
 import json
 import struct
-import sys
 import zlib
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from jtrain.data.text.token_files import TokenFiles
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(sys, "path", list(sys.path))
     lines = ["Exeunt.", "A sennet is sounded.", "Enter\tthe ghost.", "He dies."]
     (tmp_path / "a.txt").write_text("\n".join(lines), encoding="utf-8")
     monkeypatch.chdir(tmp_path)

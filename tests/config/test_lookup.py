@@ -13,8 +13,7 @@ from jtrain.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
-def as_it_was(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sys, "path", list(sys.path))
+def as_it_was():
     before = {n: module for n, module in sys.modules.items() if n.startswith("experiments")}
     yield
     for name in [name for name in sys.modules if name.startswith("experiments")]:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import jax
@@ -83,7 +82,6 @@ def test_no_line_if_jax_uses_it_or_a_platform_was_chosen(tmp_path):
 
 
 def test_a_run_logs_it_before_its_first_step_unless_a_platform_was_chosen(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(accelerators, "installed_version", lambda package: "")  # no plugins
     write_study(tmp_path)
     root = machine(tmp_path / "root", "dev/nvidia0")

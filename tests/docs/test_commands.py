@@ -18,7 +18,6 @@ import os
 import re
 import shlex
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -240,7 +239,6 @@ def trained(house: Path) -> Path:
 
 
 def _home(house: Path, place: Path, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(sys, "path", list(sys.path))
     patch.setenv("JTRAIN_DATA", str(house / "sets"))
     patch.setenv("JAX_COMPILATION_CACHE_DIR", str(house / "compiled"))
     patch.chdir(place)

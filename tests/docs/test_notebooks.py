@@ -5,7 +5,6 @@ import inspect
 import json
 import re
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -122,7 +121,6 @@ def test_the_code_of_a_note_runs_from_top_to_bottom(note: Path, tmp_path, monkey
         # Another worker compiles to files of passing names there.
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
     namespace = {"__name__": note.stem}
     for code in blocks(note, "python"):
         line = note.read_text()[: note.read_text().index(code)].count("\n")

@@ -6,7 +6,6 @@ the first steps. Where they are meant to change, write them anew and commit them
 """
 
 import os
-import sys
 import tempfile
 from pathlib import Path
 
@@ -56,7 +55,6 @@ def resolved(name: str) -> str:
 
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JTRAIN_DATA", str(tmp_path))

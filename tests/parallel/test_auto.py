@@ -1,6 +1,5 @@
 """State that is too large: the first layout that fits it, and offload to the host's memory."""
 
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -167,8 +166,7 @@ def walked(parts: Program):
         ("kind: mirrored, devices: 4, zero: 1", ("opt_state",), ("steps_per_call=1",)),
     ],
 )
-def test_offload_changes_no_bit(tmp_path, monkeypatch, parallel, offload, more):
-    monkeypatch.setattr(sys, "path", list(sys.path))
+def test_offload_changes_no_bit(tmp_path, parallel, offload, more):
     path, values = write_study(tmp_path), f"parallel={{{parallel}, offload: "
     parts, near = (
         set_up(config_of(path, [*more, "checkpoint.every=0", f"{values}[{', '.join(parts)}]}}"]))
@@ -219,8 +217,7 @@ def test_a_run_goes_on_bit_for_bit_with_and_without(tmp_path, monkeypatch, compi
 
 
 @pytest.mark.thorough
-def test_averages_are_computed_on_the_devices(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", list(sys.path))
+def test_averages_are_computed_on_the_devices(tmp_path):
     path = write_study(tmp_path)
     fsdp = "kind: fsdp, devices: 4, min_size: 0"
     near, far = (

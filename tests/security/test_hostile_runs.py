@@ -71,7 +71,7 @@ def plant(run: Path) -> None:
 
 
 @pytest.fixture(autouse=True)
-def nothing_ran(home: Path, monkeypatch) -> Iterator[None]:
+def nothing_ran(home: Path) -> Iterator[None]:
     owned = home / RUN / "OWNED"
     owned.unlink(missing_ok=True)
     for name in [name for name in sys.modules if name.split(".")[0] == "experiments"]:

@@ -144,8 +144,7 @@ def test_values_are_hidden_by_the_names_of_their_keys():
     assert not is_secret("num_tokens", "a1b2c3d4e5")
 
 
-def test_the_stored_config_has_no_secret_and_the_run_resumes(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", list(sys.path))
+def test_the_stored_config_has_no_secret_and_the_run_resumes(tmp_path):
     path = write_study(tmp_path)
     secret = "https://me:hunter2@host"
     config = resolve(path, [f"model.title={json.dumps(secret)}"]).config
@@ -157,8 +156,7 @@ def test_the_stored_config_has_no_secret_and_the_run_resumes(tmp_path, monkeypat
     assert match_config(there, config, "").changed == []
 
 
-def test_output_of_the_command_line_has_no_secret(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "path", list(sys.path))
+def test_output_of_the_command_line_has_no_secret(tmp_path, capsys):
     path = str(write_study(tmp_path))
     secret = "ghp_" + noise(36)
     assert main(["show", path, f"model.title={secret}"]) == 0
