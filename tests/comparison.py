@@ -4,7 +4,7 @@ An element may be what is left of a sum whose terms cancel. Its own size then sa
 far another order of the terms moves it: a tolerance relative to it holds on one processor alone.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -33,6 +33,13 @@ def assert_leaves_close(got: Any, want: Any, within: float) -> None:
     for (path, leaf), other in zip(named, jax.tree.leaves(got), strict=True):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         assert_close(other, leaf, within, says=name)
+
+
+def assert_same(got: Mapping[str, np.ndarray], want: Mapping[str, np.ndarray]) -> None:
+    """Assert that two batches have the same arrays, of the same types."""
+    assert got.keys() == want.keys()
+    for name in got:
+        np.testing.assert_array_equal(got[name], want[name], err_msg=name, strict=True)
 
 
 def distance(got: Any, want: Any) -> float:

@@ -62,12 +62,6 @@ def test_each_hook_sees_each_of_its_steps_once_and_in_order(every, in_flight):
     assert ended.numbers == {"loss": 5}
 
 
-def test_no_steps_are_no_steps():
-    hook = Recorder()
-    ended = run(hook, start=6)
-    assert (ended.step, hook.seen) == (6, [])
-
-
 def test_hooks_of_one_kind_see_a_step_in_the_order_given():
     seen = []
 

@@ -98,12 +98,6 @@ def test_the_norm_of_sixteen_bits_is_summed_in_thirty_two():
     assert np.isfinite(float(pytree.norm(jnp.full(4, 300.0, jnp.float16))))
 
 
-def test_only_short_floats_are_widened():
-    wide = pytree.at_least_f32(TREE)
-    assert (wide["low"].dtype, wide["n"].dtype) == (jnp.float32, TREE["n"].dtype)
-    assert wide["blocks"][0]["kernel"] is TREE["blocks"][0]["kernel"]
-
-
 def test_row_and_mask_are_those_of_a_full_batch_where_there_are_none():
     got = with_rows({"x": jnp.ones((3, 2))})
     assert (got["row"].tolist(), got["mask"].tolist()) == ([0, 1, 2], [True] * 3)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from comparison import assert_close
+from comparison import assert_close, assert_same
 from PIL import Image, ImageOps
 
 from jtrain.data import Arrays, Shuffled
@@ -35,12 +35,6 @@ EVERY = {
 def batches(augment: Augment, *, image=IMAGES, size=16, seed=3, **options):
     source = Arrays(image=image, label=LABELS)
     return augment.build(Shuffled(source, size=size, seed=seed, **options), classes=CLASSES)
-
-
-def assert_same(got: dict, expected: dict) -> None:
-    assert got.keys() == expected.keys()
-    for name in got:
-        np.testing.assert_array_equal(got[name], expected[name], err_msg=name, strict=True)
 
 
 @pytest.mark.parametrize("name", ["zoom", "all"])

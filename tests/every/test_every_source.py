@@ -8,6 +8,7 @@ import cloudpickle
 import grain
 import numpy as np
 import pytest
+from comparison import assert_same
 from image_files import write_digits, write_idx, write_image_folder, write_records
 
 from jtrain.data import (
@@ -130,12 +131,6 @@ def build(request, tmp_path: Path) -> Callable[[], Source]:
 
 def in_sequence(source: Source) -> dict[str, np.ndarray]:
     return source[np.arange(min(len(source), FIRST))]
-
-
-def assert_same(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
-    assert got.keys() == expected.keys()
-    for name in got:
-        np.testing.assert_array_equal(got[name], expected[name], err_msg=name, strict=True)
 
 
 @pytest.mark.thorough

@@ -2,8 +2,6 @@
 
 import os
 import stat
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 
 import jax
 import pytest
+from plain_environ import run_python
 from quick_study import at_home, trained, write_study
 
 from jtrain.cli import main
@@ -54,9 +53,7 @@ def test_the_compile_cache_is_private_whatever_the_umask_is(tmp_path: Path):
     code = f"import os, sys; os.umask(0); from jtrain.cli import main; sys.exit(main({words!r}))"
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": str(tmp_path / "cache")}
     env.pop("JAX_COMPILATION_CACHE_DIR", None)
-    run = [sys.executable, "-c", code]
-    done = subprocess.run(run, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    run_python("-c", code, cwd=tmp_path, env=env)
     cache = modes(tmp_path / "cache" / "jtrain")
     assert cache["."] == cache["compiled"] == 0o700
     assert len(cache) > 2

@@ -4,14 +4,13 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
-from quick_study import at_home, write_study
+from plain_environ import run_python
 
 from jtrain.cli import main
 from jtrain.sweep import pool
@@ -26,9 +25,7 @@ several = pytest.mark.skipif(len(CORES) < 2, reason="one core is shared out amon
 
 
 @pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    write_study(tmp_path)
-    at_home(tmp_path, monkeypatch, tmp_path / "compiled")
+def _home(study_home: Path, monkeypatch: pytest.MonkeyPatch):
     pretend = lambda config, member: [*PRETEND, *member.settings]
     monkeypatch.setattr(pool, "member_command", pretend)
 
@@ -175,23 +172,19 @@ def test_one_name_is_swept_once_at_a_time(capfd):
 
 
 @pytest.mark.slow
-def test_real_runs_side_by_side_have_the_bits_of_single_runs(tmp_path):
+def test_real_runs_side_by_side_have_the_bits_of_single_runs():
     jobs = "2" if len(CORES) > 1 else "1"
-    command = [sys.executable, "-m", "jtrain", "sweep", CONFIG]
-    command += ["optimizer.lr=1e-2,3e-2", "seed=0,1"]
-    env = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled")}
-    done = subprocess.run([*command, "--jobs", jobs, "--json"], env=env, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()
-    found = json.loads(done.stdout)
+    typed = lambda *words: run_python("-m", "jtrain", *words, env=os.environ).stdout
+    grid = "optimizer.lr=1e-2,3e-2", "seed=0,1"
+    found = json.loads(typed("sweep", CONFIG, *grid, "--jobs", jobs, "--json"))
     assert [len(group["seeds"]) for group in found["groups"]] == [2, 2]
-    one = [sys.executable, "-m", "jtrain", "run", CONFIG, "optimizer.lr=3e-2", "seed=1", "name=one"]
-    subprocess.run(one, env=env, check=True, capture_output=True)
+    typed("run", CONFIG, "optimizer.lr=3e-2", "seed=1", "name=one")
     alone = Path("runs/one/metrics.jsonl").read_bytes()
     assert alone == Path("runs/quick-sweep/lr=3e-2,seed=1/metrics.jsonl").read_bytes()
 
 
 @pytest.mark.slow
-def test_the_search_of_the_page_runs_and_continues(monkeypatch):
+def test_the_search_of_the_page_runs_and_continues():
     pytest.importorskip("optuna", reason="needs the extra `optuna`")
     page = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text()
     (program,) = re.findall(r"^```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)

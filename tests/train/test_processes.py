@@ -2,13 +2,12 @@
 
 import os
 import platform
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import jax
 import pytest
+from plain_environ import run_python
 from quick_study import config_of
 
 import jtrain.train.processes
@@ -110,19 +109,10 @@ def test_a_process_that_never_joins_ends_the_run_in_time(monkeypatch, capsys):
 SHORT = ["steps=1", "batch=4", "evaluate.every=0", "name=split"]
 
 
-def child(words: list[str], where: Path) -> subprocess.CompletedProcess[str]:
-    """Run Python where nothing says how many devices a CPU has."""
-    flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
-    env = {**os.environ, "XLA_FLAGS": " ".join(flags)}
-    command = [sys.executable, *words]
-    return subprocess.run(command, cwd=where, env=env, capture_output=True, text=True, timeout=300)
-
-
 @pytest.mark.thorough
 def test_a_run_splits_the_cpu_into_the_devices_it_asks_for(tmp_path: Path):
     settings = ["parallel.kind=fsdp", "parallel.devices=2"]
-    done = child(["-m", "jtrain", "run", CONFIG, *SHORT, *settings], tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run_python("-m", "jtrain", "run", CONFIG, *SHORT, *settings, cwd=tmp_path)
     assert "fsdp over 2 cpu devices" in done.stdout
 
 
@@ -144,9 +134,7 @@ UNSET = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GL
 @pytest.mark.thorough
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
 def test_an_allocation_of_100_mb_faults_once():
-    command = [sys.executable, "-c", FAULTS]
-    environ = {**UNSET, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(command, env=environ, check=True, capture_output=True, text=True)
+    done = run_python("-c", FAULTS, env={**UNSET, "JAX_PLATFORMS": "cpu"})
     found, megabytes = map(int, done.stdout.split())
     assert found == 1, "it is reused"
     # Huge pages, where the system gives them, fault less often: only the upper bound is sure.

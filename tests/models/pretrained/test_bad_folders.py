@@ -4,8 +4,6 @@ import functools
 import json
 import os
 import re
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import numpy as np
 import published_models as published
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
+from plain_environ import run_python
 
 from jtrain.errors import CheckpointError
 from jtrain.models.pretrained.families import FAMILIES, build_model, family_name
@@ -207,10 +206,9 @@ def test_resident_memory_beyond_the_arrays_is_at_most_a_tensor():
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={DEVICES}"
-    script = str(ROOT / "benchmarks" / "reading_weights.py")
-    command = [sys.executable, script, "--layers", "2", "--rounds", "1", "--json"]
-    run = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    [found] = json.loads(run.stdout)
+    script = ROOT / "benchmarks" / "reading_weights.py"
+    words = "--layers", "2", "--rounds", "1", "--json"
+    [found] = json.loads(run_python(script, *words, env=environment).stdout)
     assert found["largest"] == pytest.approx(131.072)
     assert found["peak"] < found["largest"]
     assert found["end"] < found["largest"] / 4
