@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jtrain.core.mean import Mean, Terms, sum_dtype
+from jtrain.core.mean import Mean, Terms, Update, sum_dtype
 from jtrain.core.pytree import at_least_f32, named_leaves
 from jtrain.core.pytree import name as leaf_name
 from jtrain.core.rows import allow_hidden_rows
@@ -30,7 +30,7 @@ class Stateful:
     """A loss with state: `(params, extra, batch, rng) -> (Mean | Terms, Metrics, extra)`.
 
     In the `extra` that comes back a leaf that changes is a Mean over the rows (so that it is exact
-    under any split), and every other leaf is the one that went in.
+    under any split) or an Update, and every other leaf is the one that went in.
     """
 
     loss: Callable[[Params, Extra, Batch, Key | None], tuple[LossValue, Metrics, Extra]]
@@ -112,11 +112,16 @@ def combine(terms: Terms, weights: Sequence[Float[Array, ""]] | None = None) -> 
 
 
 def update_extra(extra: Extra, changes: Extra) -> Extra:
-    """Return `extra` with changed leaves divided by their weights; weight 0 keeps the old leaf."""
+    """Return `extra` with changed leaves divided by their weights; weight 0 keeps the old leaf.
+
+    An `Update` computes its leaf itself.
+    """
 
     def leaf(old: Leaf, change: Mean | None) -> Leaf:
         if change is None:
             return old
+        if isinstance(change, Update):
+            return change.apply(old, change.total, change.weight).astype(old.dtype)
         return _divide(change.total, change.weight, otherwise=old).astype(old.dtype)
 
     return jax.tree.map(leaf, extra, changes, is_leaf=lambda x: x is None)

@@ -1,4 +1,4 @@
-"""Sums over rows: `Mean`, `Statistic`, a function of sums, and `Terms`, a weighted sum of means."""
+"""Sums over rows: `Mean`; `Statistic` and `Update`, functions of sums; `Terms`, a sum of means."""
 
 import dataclasses
 import functools
@@ -81,6 +81,21 @@ class Statistic(Mean):
     def value(self) -> Any:
         """Return `finish(total, weight)`. Waits for the device."""
         return self.finish(np.asarray(self.total, np.float64), np.asarray(self.weight, np.float64))
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["total", "weight"], meta_fields=["apply"]
+)
+@dataclasses.dataclass(frozen=True)
+class Update(Mean):
+    """A change of a leaf of `extra` that is no mean: a step by the sign of a sum over rows, say.
+
+    The sums are added up like those of a Mean; `apply` is called once a step, with those of all
+    rows.
+    """
+
+    apply: Callable[[Any, Any, Any], Any]
+    """`(leaf, total, weight) -> leaf`; microbatches return functions that are equal (`==`)."""
 
 
 def sum_dtype(*arrays: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from jtrain.io.lazy_names import lazy_names
 from jtrain.losses.balance import balance as balance
+from jtrain.losses.balance import max_violation as max_violation
 from jtrain.losses.balance import with_router as with_router
 from jtrain.losses.balance import z_loss as z_loss
 from jtrain.losses.calibration import calibration as calibration
@@ -24,6 +25,7 @@ from jtrain.losses.group_policy import gspo as gspo
 from jtrain.losses.metrics import accuracy as accuracy
 from jtrain.losses.metrics import confusion as confusion
 from jtrain.losses.next_token import inputs_and_targets as inputs_and_targets
+from jtrain.losses.next_token import multi_token as multi_token
 from jtrain.losses.next_token import next_token as next_token
 from jtrain.losses.next_token import perplexity as perplexity
 from jtrain.losses.next_token import segments_of as segments_of

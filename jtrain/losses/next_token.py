@@ -1,12 +1,14 @@
-"""Losses of each token: cross entropy of the next one, perplexity, divergence from a teacher."""
+"""Losses of each token: cross entropy of the next ones, perplexity, divergence from a teacher."""
 
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer, Shaped
 
-from jtrain.core.mean import Mean
+from jtrain.core.mean import Mean, Terms
 from jtrain.core.pytree import at_least_f32
 from jtrain.core.types import Batch, Metrics
 from jtrain.errors import LossError
@@ -62,6 +64,43 @@ def inputs_and_targets(
     if (segments := batch.get("segments")) is not None:
         real &= (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
     return inputs, targets, real & mask[:, None]
+
+
+def multi_token(
+    cross_entropy: Callable[..., tuple[Mean, Any]],
+    hidden: Sequence[Float[Array, "b t d"]],
+    targets: Integer[Array, "b t"],
+    real: Bool[Array, "b t"],
+    *,
+    weight: float,
+) -> tuple[Terms, Metrics]:
+    """Return the loss of multi-token prediction, and the cross entropy of each depth as a metric.
+
+    Depth k, from 1, predicts at position i the target i + k, from the k-th of `hidden`. The target
+    counts if all of i .. i + k are real: in the row's length, and of one document. The loss is
+    `weight` x the mean over depths of their cross entropies, each divided by its own count.
+
+    Args:
+        cross_entropy: of (hidden, targets, real), such as `chunked_next_token` with its head.
+
+    Raises:
+        LossError: if a row has no target at the last depth.
+
+    Source: DeepSeek-V3, https://arxiv.org/abs/2412.19437, equations 24 and 25; Gloeckle et al.
+    2024, https://arxiv.org/abs/2404.19737.
+    """
+    depths, time = len(hidden), targets.shape[1]
+    if depths >= time:
+        raise LossError(
+            f"rows of {time} targets have none at depth {depths} of multi-token prediction. Set "
+            f"model.multi_token_depth={time - 1} or less, or give longer rows."
+        )
+    metrics, counted = {}, real
+    for depth, x in enumerate(hidden, 1):
+        shift = lambda of, depth=depth: jnp.pad(of[:, depth:], [(0, 0), (0, depth)])
+        counted &= shift(real)
+        metrics[f"multi_token_{depth}"] = cross_entropy(x, shift(targets), counted)[0]
+    return Terms(tuple(metrics.values()), (weight / depths,) * depths), metrics
 
 
 def segments_of(batch: Batch) -> Integer[Array, "b t"] | None:

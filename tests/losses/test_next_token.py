@@ -11,9 +11,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jtrain.core.placement import Unplaced
+from jtrain.errors import LossError
 from jtrain.losses.balance import z_loss
 from jtrain.losses.chunked_next_token import chunked_next_token
-from jtrain.losses.next_token import inputs_and_targets, next_token
+from jtrain.losses.next_token import inputs_and_targets, multi_token, next_token
 from jtrain.parallel import Mirrored
 
 TOKENS = jnp.arange(12).reshape(3, 4)
@@ -201,3 +202,38 @@ def exchanges_in_loops(text: str) -> list[str]:
     parts = re.split(r"\n(?=%|ENTRY)", text)
     named = {re.match(r"%?([\w.-]+)", p).group(1): p for p in parts if p.startswith("%")}
     return [m for b in bodies for m in re.findall(r" all-reduce(?:-start)?\(", named[b])]
+
+
+def test_each_depth_of_multi_token_prediction_is_divided_by_its_own_count():
+    draw = np.random.default_rng(1)
+    tokens = jnp.asarray(draw.integers(0, V, (3, 7)), jnp.int32)
+    batch = {
+        "tokens": tokens,
+        "mask": jnp.array([True, False, True]),
+        "length": jnp.array([5, 6, 6], jnp.int32),
+        "segments": jnp.array([[1] * 7, [1] * 7, [1, 1, 1, 2, 2, 2, 2]], jnp.int32),
+    }
+    _, targets, real = inputs_and_targets(batch)
+    hidden = [jnp.asarray(draw.standard_normal((3, 6, V)), jnp.float32) for _ in range(2)]
+    hidden = [jnp.where(batch["mask"][:, None, None], x, jnp.nan) for x in hidden]
+    further = jax.jit(lambda *given: multi_token(next_token, *given, weight=0.6))
+    terms, metrics = further(hidden, targets, real)
+
+    segments, means, counts = np.asarray(batch["segments"]), [], []
+    for depth, logits in enumerate(hidden, 1):
+        nats = []
+        for row, at in np.ndindex(3, 6):
+            last = at + depth + 1  # the token that is predicted
+            if not batch["mask"][row] or last > batch["length"][row]:
+                continue
+            if len(set(segments[row, at : last + 1])) == 1:
+                z = np.asarray(logits[row, at], np.float64)
+                nats.append(np.log(np.exp(z).sum()) - z[tokens[row, last]])
+        means.append(np.mean(nats))
+        counts.append(len(nats))
+    assert counts == [7, 4]
+    assert [float(mean.weight) for mean in terms.means] == counts
+    assert_close(terms.value(), 0.6 * np.mean(means), 1e-6)
+    assert_close([metrics[f"multi_token_{k}"].value() for k in (1, 2)], means, 1e-6)
+    with pytest.raises(LossError, match=r"have none at depth 6 .*multi_token_depth=5 or less"):
+        multi_token(next_token, hidden * 3, targets, real, weight=0.6)
