@@ -119,8 +119,7 @@ class AdditionsConfig(jt.RunConfig):
                 f"{self.model.context} tokens are fewer than the {text} of a question and its "
                 f"answer; set model.context={text}",
             )
-        if self.model.experts.kind != "none":
-            yield "model.experts.kind", "is not trained by this loss; set model.experts.kind=none"
+        yield from self.model.next_token_problems()
 
 
 @jt.configclass

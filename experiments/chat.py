@@ -62,8 +62,7 @@ class Config(jt.RunConfig):
         """Return the values that conflict."""
         yield from super().problems()
         yield from self.model.context_problems(self.data.context)
-        if self.model.experts.kind != "none":
-            yield "model.experts.kind", "is not trained by this loss; set model.experts.kind=none"
+        yield from self.model.next_token_problems()
         if self.answers.verifier and self.answers.verifier not in VERIFIERS:
             yield (
                 "answers.verifier",

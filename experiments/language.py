@@ -7,10 +7,17 @@ from pydantic import Field
 
 import jtrain as jt
 from jtrain.data import HubTexts, Mixture, TextLines, Tokens, UniformTokens, fingerprint
-from jtrain.losses import chunked_next_token, inputs_and_targets, segments_of, with_router
+from jtrain.losses import (
+    chunked_next_token,
+    inputs_and_targets,
+    max_violation,
+    multi_token,
+    segments_of,
+    with_router,
+)
 from jtrain.models import NoExperts, Transformer, check_vocabulary
 from jtrain.train import make_complete
-from jtrain.types import Batch, Key, LossValue, Metrics, Params, Placement
+from jtrain.types import Batch, Extra, Key, LossValue, Metrics, Params, Placement
 
 
 @jt.configclass
@@ -39,29 +46,42 @@ class Config(jt.RunConfig):
         network = self.model.for_tokens(len(corpus.vocabulary))
         model, how = network.build(place), network.experts
 
-        def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[LossValue, Metrics]:
+        def loss(
+            params: Params, extra: Extra, batch: Batch, rng: Key | None
+        ) -> tuple[LossValue, Metrics, Extra]:
             inputs, targets, real = inputs_and_targets(batch)
             keys, segments = jt.row_keys(rng, batch), segments_of(batch)
-            (hidden, routed), _ = model.routed(params, {}, inputs, segments, rng=keys)
-            known = hidden, model.head(params), targets, real
-            value, metrics = chunked_next_token(
-                *known,
+            options = {"segments": segments, "rng": keys, "method": "multi_token"}
+            (hidden, routed, further), _ = model.apply(params, extra, inputs, **options)
+            cross_entropy = lambda hidden, targets, real: chunked_next_token(
+                *(hidden, model.head(params), targets, real),
                 chunk=self.logits_chunk,
                 soft_cap=network.logit_cap,
                 logits=self.precision.logits,
                 placement=place,
             )
-            if routed is None or isinstance(how, NoExperts):
-                return value, metrics
+            value, metrics = cross_entropy(hidden, targets, real)
+            terms: LossValue = value
+            if further:
+                weight = network.multi_token_weight
+                terms, more = multi_token(cross_entropy, further, targets, real, weight=weight)
+                terms, metrics = value + terms, {**metrics, **more, "cross_entropy": value}
+            if isinstance(how, NoExperts):
+                return terms, metrics, extra
             terms, more = with_router(
-                value, routed, real, top_k=how.top_k, group=how.group, uneven=how.uneven, z=how.z
+                terms, routed, real, top_k=how.top_k, group=how.group, uneven=how.uneven, z=how.z
             )
-            return terms, {**metrics, **more, "cross_entropy": value}
+            metrics = {**metrics, **more, "cross_entropy": value}
+            extra = model.update_bias(extra, routed, real)
+            if rng is None and how.bias_update_rate is not None:
+                metrics["max_violation"] = max_violation(extra["expert_bias"])
+            return terms, metrics, extra
 
+        plain = lambda params, batch, rng: loss(params, {}, batch, rng)[:2]
         return jt.Experiment(
             init=model.init,
             dims=model.dims,
-            loss=loss,
+            loss=plain if how.bias_update_rate is None else jt.stateful(loss),
             rows_interact=how.rows_interact,
             train=corpus.shuffled(size=self.batch, seed=self.seed),
             valid=corpus.in_order(size=self.evaluate.batch or self.batch),

@@ -46,13 +46,7 @@ class Config(jt.RunConfig):
                 f"{context} characters are more than the model's context of {self.model.context}; "
                 f"set model.context={context} or data.context={self.model.context}",
             )
-
-        if self.model.experts.kind != "none":
-            yield (
-                "model.experts.kind",
-                "the loss here is the text's alone, and would leave experts unused; set "
-                "model.experts.kind=none, or take experiment: language, which balances them",
-            )
+        yield from self.model.next_token_problems()
 
     def build(self, place: Placement) -> jt.Experiment:
         """Build the text, the network and the loss."""

@@ -78,6 +78,7 @@ class Walk(NamedTuple):
     losses: np.ndarray  # by step
     gradient: Any  # of the first step
     params: Any  # after the last
+    extra: Any = ()  # after the last
 
 
 def start(where: Strategy, optimizer: optax.GradientTransformation) -> TrainState:

@@ -3,6 +3,8 @@
 import math
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
+import jax
+from jaxtyping import Array, Float
 from pydantic import Field, model_validator
 
 from jtrain.config.configclass import configclass
@@ -18,6 +20,7 @@ class NoExperts:
 
     kind: Literal["none"] = "none"
     rows_interact: ClassVar[RowsInteract] = "never"
+    bias_update_rate: ClassVar[None] = None
 
 
 @configclass
@@ -28,9 +31,13 @@ class _TopK:
     """Experts a block: MLPs without biases, of the activation and the hidden size of the model."""
     top_k: int = Field(default=2, ge=1)
     """Experts that a token goes through."""
-    weights: Literal["chosen", "all"] = "chosen"
+    weights: Literal["chosen", "all", "sigmoid"] = "chosen"
     """Weights of the experts' outputs: `chosen` takes the softmax over the logits of the chosen
-    experts (Mixtral), `all` over the logits of all experts (Switch)."""
+    experts (Mixtral), `all` over the logits of all experts (Switch), `sigmoid` the sigmoids of the
+    chosen logits over their sum (DeepSeek-V3)."""
+    bias_update_rate: float | None = Field(default=None, ge=0)
+    """Change a step of each expert's bias, up below the mean load and down above. Experts are
+    chosen by score + bias, and weighted without it. null: no biases; DeepSeek-V3 has 1e-3."""
     uneven: float = Field(default=1e-2, ge=0)
     """Coefficient of the balance loss, which is 1 where all experts are used equally."""
     group: Literal["row", "batch"] = "row"
@@ -51,13 +58,17 @@ class _TopK:
                 f"top_k={self.top_k} is more than the {self.count} experts of a block. "
                 f"Set top_k={min(2, self.count)}, or count={self.top_k}."
             )
-        if self.top_k == 1 and self.weights == "chosen":
+        if self.top_k == 1 and self.weights != "all":
             raise ConfigError(
-                "top_k=1 with weights=chosen: the softmax over one logit is 1 whatever it is, and "
-                "the router would get no gradient from its experts' outputs. Set weights=all, or "
-                "top_k=2."
+                f"top_k=1 with weights={self.weights}: the weight of a single expert is 1 whatever "
+                f"its logit, and the router would get no gradient from its experts' outputs. Set "
+                f"weights=all, or top_k=2."
             )
         return self
+
+    def scores(self, logits: Float[Array, "*b e"]) -> Float[Array, "*b e"]:
+        """Return the scores that biases are added to: sigmoids, or the softmax over all experts."""
+        return jax.nn.sigmoid(logits) if self.weights == "sigmoid" else jax.nn.softmax(logits, -1)
 
 
 @configclass

@@ -41,6 +41,7 @@ _GPT2 = {
     "attention_scale": None,
     "logit_cap": None,
     "experts": {"kind": "none"},
+    "multi_token_depth": 0,
     "vocab": 50257,
     "context": 1024,
     "layers": 12,

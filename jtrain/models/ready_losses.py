@@ -159,7 +159,8 @@ def language_model(model: AnyModel) -> ModelLoss:
             real &= each != 0
         if hasattr(model, "hidden"):  # a LanguageModel
             keys, segments = row_keys(rng, batch), segments_of(batch)
-            hidden, _ = model.hidden(params, extra, inputs, segments, rng=keys)
+            (hidden, routed), _ = model.routed(params, extra, inputs, segments, rng=keys)
+            extra = model.update_bias(extra, routed, real)
             head, cap = model.head(params), model.logit_cap
             value, metrics = chunked_next_token(hidden, head, targets, real, weights, soft_cap=cap)
             known = *jax.lax.stop_gradient((hidden, head)), targets, real, each

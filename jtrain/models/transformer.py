@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 from pydantic import Field, model_validator
 
 from jtrain.config.configclass import configclass
@@ -15,6 +15,7 @@ from jtrain.core.model import Model
 from jtrain.core.placement import Placement, Unplaced
 from jtrain.core.types import Extra, Keys, Params
 from jtrain.errors import ConfigError
+from jtrain.losses.balance import bias_update, expert_choices
 from jtrain.models.attention.blockwise import KVCache
 from jtrain.models.attention.rotary import LearnedPositions, Positions
 from jtrain.models.experts import Activation, Experts, NoExperts
@@ -28,6 +29,7 @@ from jtrain.models.presets import (
 )
 
 _log = logging.getLogger(__name__)
+BIAS = "expert_bias"  # in `extra`, l e
 
 
 @configclass
@@ -73,6 +75,11 @@ class Transformer(Published):
     GeGLU by tanh as in Gemma."""
     experts: Experts = NoExperts()
     """Mixture of experts instead of each MLP: dropless, with a capacity, or none."""
+    multi_token_depth: int = Field(default=0, ge=0)
+    """Tokens after the next one that training predicts too, each by a block of its own; DeepSeek-V3
+    has 1. Sampling does not use them."""
+    multi_token_weight: float = Field(default=0.3, ge=0)
+    """Coefficient of the mean of their losses."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout rate after the embedding, each attention and each MLP."""
     bias: bool = True
@@ -170,6 +177,22 @@ class Transformer(Published):
                 f"{tokens} tokens are more than the model's context of {self.context}; set "
                 f"model.context={tokens} or data.context={self.context}",
             )
+        if self.multi_token_depth >= tokens:
+            yield (
+                "model.multi_token_depth",
+                f"rows of data.context={tokens} have no token {self.multi_token_depth} after the "
+                f"next one; set model.multi_token_depth={tokens - 1} or less",
+            )
+
+    def next_token_problems(self) -> Iterator[tuple[str, str]]:
+        """Yield the options that no loss of the next token alone trains."""
+        for key, found, plain in (
+            ("experts.kind", self.experts.kind, "none"),
+            ("multi_token_depth", self.multi_token_depth, 0),
+        ):
+            if found != plain:
+                advice = f"is trained by experiment: language alone; set model.{key}={plain}"
+                yield f"model.{key}", advice
 
     def for_tokens(self, count: int) -> "Transformer":
         """Return the config for data with `count` different tokens; a larger `vocab` stays.
@@ -201,7 +224,7 @@ class Transformer(Published):
                 "data has. Set model.vocab."
             )
         model = LanguageModel(*build_network(self, placement))
-        model.config = self
+        model.config, model.placement = self, placement
         return model
 
 
@@ -213,10 +236,13 @@ class LanguageModel(Model):
     - `hidden(params, extra, tokens, segments)` and `head(params)`, whose product is the logits
       (before `logit_cap`): for a loss that never holds the logits of a whole batch,
     - `routed(...)`: `hidden`, and the logits of the routers where there are experts,
+    - `apply(..., method="multi_token")`: hidden states, routers' logits (or None), and the hidden
+      states of each depth of multi-token prediction,
     - `empty(params, rows)` and `extend(params, cache, tokens, at)`: for text drawn token by token.
     """
 
     config: Transformer
+    placement: Placement
 
     @property
     def context(self) -> int:
@@ -252,6 +278,26 @@ class LanguageModel(Model):
         options = {"segments": segments, "rng": rng, "train": train}
         return self.apply(params, extra, tokens, **options, method="routed")
 
+    def update_bias(
+        self, extra: Extra, logits: Float[Array, "b l t e"] | None, real: Bool[Array, "b t"]
+    ) -> Extra:
+        """Return `extra` with the change of the experts' biases by a batch, for a stateful loss.
+
+        A model without biases has no change. `logits` are those of `routed`.
+        """
+        how = self.config.experts
+        if isinstance(how, NoExperts) or logits is None or how.bias_update_rate is None:
+            return extra
+        scores = how.scores(logits) + extra[BIAS][None, :, None]
+        choices = expert_choices(scores, real, how.top_k)
+        # Else the split of the biases between steps would become that of the choices.
+        choices = self.placement.constrain(choices, "rows", None, "time", None)
+        return {**extra, BIAS: bias_update(choices, real, how.bias_update_rate)}
+
+    def with_bias(self, params: Params, extra: Extra) -> Params:
+        """Return the parameters with the experts' biases, if any, as `extend` takes them."""
+        return {**params, BIAS: extra[BIAS]} if BIAS in extra else params
+
     def head(self, params: Params) -> Float[Array, "v d"]:
         """Return the matrix of the logits, hidden @ head.T; the token embedding where tied."""
         return params["tokens" if self.config.tied else "head"]
@@ -274,10 +320,12 @@ class LanguageModel(Model):
     ) -> tuple[Float[Array, "b v"], list[KVCache] | KVCache]:
         """Return the logits after the last of `tokens`, and the cache.
 
-        The tokens stand at the positions `at` .. `at + t - 1`.
+        The tokens stand at the positions `at` .. `at + t - 1`. Of a model whose experts have biases
+        `params` are those of `with_bias`.
         """
         at = jnp.asarray(at, jnp.int32)
-        return self.apply(params, {}, tokens, cache, at, method="extend")[0]
+        extra = {BIAS: params[BIAS]} if BIAS in params else {}
+        return self.apply(params, extra, tokens, cache, at, method="extend")[0]
 
 
 @functools.cache  # a run builds its model several times

@@ -15,6 +15,7 @@ from jtrain.data.text.conversations import Encoded, split_last_answer
 from jtrain.data.text.tokenizers import Tokenizer, decode_known
 from jtrain.errors import ConfigError, DataError
 from jtrain.models.generate import IncrementalModel, generate, generate_answers
+from jtrain.models.transformer import LanguageModel
 from jtrain.train.experiment import Prompt
 
 Verifier: TypeAlias = Callable[[str, str], float]
@@ -116,7 +117,7 @@ class AnswerEvaluation:
 
     def __call__(self, params: Params, extra: Extra) -> dict[str, float]:
         """Return the metrics of a model over all questions; the likeliest tokens are taken."""
-        del extra
+        params = _with_bias(self._model, params, extra)
         sizes = [len(question.prompt) for question in self.questions]
         mark = np.asarray(self.stop, np.int32)
         # Prompts of like lengths together: a batch takes the steps of its longest text.
@@ -171,11 +172,11 @@ class TextCompletion:
 
     def __call__(self, params: Params, extra: Extra, key: Key, prompt: Prompt) -> str:
         """Return the text of a prompt and its continuation."""
-        del extra
+        model = self.build()
         start = self.read(prompt.text) if prompt.text else empty_prompt(self.tokenizer)
         tokens = generate(
-            self.build(),
-            params,
+            model,
+            _with_bias(model, params, extra),
             jnp.asarray(start, jnp.int32)[None],
             key,
             steps=prompt.tokens,
@@ -185,6 +186,10 @@ class TextCompletion:
         )
         row = until_mark(jax.device_get(tokens)[0], np.asarray(self.stop), len(start))
         return decode_known(self.tokenizer, row)
+
+
+def _with_bias(model: IncrementalModel, params: Params, extra: Extra) -> Params:
+    return model.with_bias(params, extra) if isinstance(model, LanguageModel) else params
 
 
 def make_complete(

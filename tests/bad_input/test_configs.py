@@ -210,6 +210,12 @@ def test_a_config_without_experiments_beside_or_above_it_is_told_where_they_go(
     [
         ("data.context=128", "set model.context=128 or data.context=64", "data.context=64"),
         ("model.experts.kind=dropless", "set model.experts.kind=none", "model.experts.kind=none"),
+        ("model.multi_token_depth=1", "set model.multi_token_depth=0", "model.multi_token_depth=0"),
+        (
+            "model.experts={kind: dropless, bias_update_rate: -1e-3}",
+            "model.experts.bias_update_rate: ",
+            "model.experts.kind=none",
+        ),
     ],
 )
 def test_a_language_model_that_does_not_fit_its_data_or_loss_is_told(setting, says, mend, capfd):

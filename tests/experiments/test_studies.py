@@ -1,6 +1,7 @@
 """Studies against scripts, equations and published sizes: classifiers, generators, heat, a cart."""
 
 import dataclasses
+import functools
 import importlib.util
 from pathlib import Path
 
@@ -9,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from comparison import assert_close, assert_leaves_close
+from comparison import assert_close, assert_leaves_close, bitwise, distance
 from image_files import write_digits, write_fashion_mnist
-from quick_study import config_of, trained
+from layouts import strategy
+from quick_study import At, PowerCutError, config_of, cut, trained
 
 import jtrain as jt
 from jtrain.core.mean import Terms
@@ -20,6 +22,7 @@ from jtrain.core.pytree import named_leaves
 from jtrain.data.known_sets import Digits
 from jtrain.data.text.prepare import prepare
 from jtrain.data.text.tokenizing import ByteTokens
+from jtrain.errors import ConfigError
 from jtrain.train.hooks.log import read_results
 
 pytestmark = pytest.mark.thorough
@@ -299,3 +302,60 @@ def test_experts_are_judged_besides_and_a_batch_of_them_meets():
     assert 0.9 < metrics["balance"].value() < 2  # 4 experts, of which 2 are chosen
     assert set(metrics) == {"accuracy", "cross_entropy", "balance", "router_z"}
     assert x.rows_interact == "batch"
+
+
+DEEPSEEK = (
+    "model.experts={kind: dropless, count: 4, weights: sigmoid, bias_update_rate: 0.01, uneven: 0}",
+    "model.multi_token_depth=2",
+)
+RULE = optax.sgd(0.5)
+
+
+@functools.cache
+def walked(layout: str, devices: int, microbatches: int):
+    """Return the losses and the last state of three steps, each with a row hidden."""
+    where = strategy(layout, devices)
+    x = config_of(GPT2, [*TOY, *DEEPSEEK]).build(where.placement)
+    params, extra = x.init(jax.random.key(0))
+    state = jt.new_state(params, RULE, jax.random.key(1), extra)
+    how = {"microbatches": microbatches, "psum": where.psum, "ragged": True}
+    step = jt.make_step(x.loss, RULE, **how)
+    names = "loss", "multi_token_1", "multi_token_2"
+    hidden = lambda i: {**x.train[i], "mask": np.arange(8) != i}
+    program = where.compile(step, state, where.place(hidden(0)), returns_state=True)
+    state, losses = jax.device_put(state, where.shardings(state)), []
+    for i in range(3):
+        state, metrics = program(state, where.place(hidden(i)))
+        losses.append([metrics[name].value() for name in names])
+    return np.array(losses), jax.device_get(state)
+
+
+@pytest.mark.usefixtures("tokens")
+@pytest.mark.parametrize("layout", ["mirrored jit", "mirrored shard_map", "mirrored pmap"])
+def test_biases_and_further_tokens_take_the_steps_of_one_device_when_mirrored(layout):
+    losses, state = walked(layout, 2 if layout == "mirrored jit" else 4, 2)
+    want, one = walked("single", 1, 1)
+    assert_close(losses, want, 1e-6)
+    assert distance(state.params, one.params) < 2e-6
+    assert bitwise(state.extra, one.extra)
+    assert np.abs(one.extra["expert_bias"]).max() > 0.015, "biases moved"
+
+
+@pytest.mark.usefixtures("tokens")
+def test_a_cut_run_ends_with_the_biases_of_an_unbroken_one_and_no_evaluation_moves_them():
+    how = (*TOY, *DEEPSEEK, "steps=4", "checkpoint.every=1")
+    whole = trained(GPT2, *how, "name=whole", "evaluate.every=1")
+    with pytest.raises(PowerCutError):
+        trained(GPT2, *how, "name=cut", "evaluate.every=0", hooks=[At(2, cut)])
+    trained(GPT2, *how, "name=cut", "evaluate.every=0")
+    one, other = jt.load("whole"), jt.load("cut")
+    assert bitwise((one.params, one.extra), (other.params, other.extra))
+    assert np.abs(one.extra["expert_bias"]).max() > 0.015
+    assert {"max_violation", "multi_token_1", "multi_token_2"} <= whole.results[4].keys()
+
+
+@pytest.mark.usefixtures("tokens")
+def test_more_depths_than_a_row_has_tokens_are_refused_by_their_key():
+    with pytest.raises(ConfigError, match=r"model.multi_token_depth=16: rows .*_depth=15 or less"):
+        config_of(GPT2, [*TOY, "model.multi_token_depth=16"])
+    config_of(GPT2, [*TOY, "model.multi_token_depth=15"])

@@ -158,6 +158,17 @@ def test_parameters_of_another_model_are_refused(tmp_path: Path, monkeypatch):
             "data.path=tokens data.pack=true data.context=16 data.validation=0.2",
             "data.pack=True",
         ),
+        ("llama2_7b", f"{LLAMA} model.multi_token_depth=1", "takes model.multi_token_depth=0"),
+        (
+            "llama2_7b",
+            f"{LLAMA} model.experts.kind=dropless model.experts.bias_update_rate=1e-3",
+            "bias_update_rate=0.001 .* takes .*_rate=None",
+        ),
+        (
+            "llama2_7b",
+            f"{LLAMA} model.experts.kind=dropless model.experts.weights=sigmoid",
+            "weights=sigmoid .* takes chosen or all",
+        ),
         ("shakespeare", "model.window=8", "model.window=8 .* takes model.window=None"),
     ],
 )

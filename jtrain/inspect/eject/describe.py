@@ -212,7 +212,10 @@ def _language(config: Any) -> Study:
     }
     if experts.kind == "none":
         return Study(TRANSFORMER, ["chunked_next_token", "language"], values)
-    _check_values("model.experts", experts, {"kind": "dropless", "group": "row"})
+    plain = {"kind": "dropless", "group": "row", "bias_update_rate": None}
+    _check_values("model.experts", experts, plain)
+    if experts.weights == "sigmoid":
+        raise refuse("model.experts.weights", experts.weights, "chosen or all")
     values |= {"UNEVEN": experts.uneven, "ROUTER_Z": experts.z}
     return Study(TRANSFORMER, ["sums", "chunked_next_token", "balance"], values)
 
@@ -232,6 +235,7 @@ CLASSIFY = ["sums", "cross_entropy", "classify"]
 STD = 0.02  # of the kernels and embeddings of a transformer
 TRANSFORMER = ["layers", "norms", "block", "experts", "transformer"]
 PLAIN = {"post_norm": False, "zero_centered": False, "embedding_scale": 1.0, "qk_norm": False}
+PLAIN |= {"multi_token_depth": 0}
 PLAIN |= dict.fromkeys(("window", "attention_cap", "attention_scale", "logit_cap"), None)
 
 

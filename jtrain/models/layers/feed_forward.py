@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jtrain.core.placement import Placement
 from jtrain.core.pytree import at_least_f32
+from jtrain.losses.balance import top_experts
 from jtrain.models.experts import Activation, Capacity, Dropless
 from jtrain.models.layers.dropout import KeySequence
 from jtrain.models.transformer import Transformer
@@ -115,6 +116,7 @@ class MixtureOfExperts(nnx.Module):
         x: Float[Array, "b t d"],
         complete_rows: bool = True,
         order: np.ndarray | None = None,
+        bias: Float[Array, "e"] | None = None,
     ) -> tuple[Float[Array, "b t d"], Float[Array, "b t e"]]:
         """Return the weighted sum of the experts, and the router's logits in at least float32.
 
@@ -122,11 +124,12 @@ class MixtureOfExperts(nnx.Module):
             complete_rows: False for tokens that continue cached ones: which places the cached
                 tokens took is not known, and every token gets a place.
             order: the position of each token of `x`, where they are permuted.
+            bias: of each expert, added to its score where experts are chosen.
         """
         experts = self.experts
         router = at_least_f32(self.router[...])
         logits = jnp.matmul(at_least_f32(x), router, precision="highest")  # a TPU would narrow it
-        chosen, weights = self._choose(logits)
+        chosen, weights = self._choose(logits, bias)
         kernels = [kernel[...] for kernel in (self.up, self.down, self.gate) if kernel is not None]
         if isinstance(experts, Capacity) and complete_rows:
             product = lambda x, kernel: jnp.einsum("becx,exy->becy", x, kernel)
@@ -151,16 +154,17 @@ class MixtureOfExperts(nnx.Module):
         return self.placement.experts(mix, x, chosen, weights, kernels, dims), logits
 
     def _choose(
-        self, logits: Float[Array, "b t e"]
+        self, logits: Float[Array, "b t e"], bias: Float[Array, "e"] | None
     ) -> tuple[Int[Array, "b t k"], Float[Array, "b t k"]]:
         """Return the experts of each token, and their weights."""
-        # A sort: the compiler cannot split lax.top_k, and would gather the logits of all rows.
-        order = jnp.argsort(jax.lax.stop_gradient(logits), stable=True, descending=True)
-        chosen = order[..., : self.experts.top_k]
+        ranked = logits if bias is None else self.experts.scores(logits) + bias[None, None]
+        chosen = top_experts(ranked, self.experts.top_k)
         one_hot = jax.nn.one_hot(chosen, self.experts.count, dtype=bool)  # b t k e
         highest = jnp.where(one_hot, logits[..., None, :], 0).sum(-1)
         if self.experts.weights == "chosen":
             return chosen, jax.nn.softmax(highest, -1)
+        if self.experts.weights == "sigmoid":
+            return chosen, jax.nn.softmax(jax.nn.log_sigmoid(highest), -1)
         return chosen, jnp.exp(highest - jax.nn.logsumexp(logits, -1, keepdims=True))
 
     def _wide(self, x: Float[Array, "b e c f"]) -> Float[Array, "b e c f"]:

@@ -92,6 +92,7 @@ class TransformerBlock(nnx.Module):
         *,
         complete_rows: bool = True,
         order: np.ndarray | None = None,
+        bias: Float[Array, "e"] | None = None,
     ) -> BlockOutput:
         """Return `x` with both parts added; a row drops by its own key.
 
@@ -99,6 +100,7 @@ class TransformerBlock(nnx.Module):
             index: the number of the layer, from 0.
             complete_rows: False for tokens that continue cached ones.
             order: the position of each token of `x`, where they are permuted.
+            bias: of each expert, where there are biases.
         """
         drop_rows = functools.partial(drop, rate=self.config.dropout, keys=keys, order=order)
         site = 2 * index + 1
@@ -112,7 +114,8 @@ class TransformerBlock(nnx.Module):
         if self.mixture is None:
             y = self.mlp(x_mlp)
         else:
-            y, router_logits = self.mixture(x_mlp, complete_rows=complete_rows, order=order)
+            options = {"complete_rows": complete_rows, "order": order, "bias": bias}
+            y, router_logits = self.mixture(x_mlp, **options)
         y = y if self.norm_mlp_out is None else self.norm_mlp_out(y)
         x = after(self.norm_mlp, x + drop_rows(y, site=site + 1))
         x = self.placement.constrain(x, "batch", "time", "width")

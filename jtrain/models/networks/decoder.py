@@ -1,5 +1,6 @@
 """The network of a decoder-only transformer."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -18,12 +19,35 @@ from jtrain.models.attention.rotary import (
     RotaryAngles,
     rotary_angles,
 )
+from jtrain.models.experts import NoExperts
 from jtrain.models.layers.block_stack import stack_modules, through
 from jtrain.models.layers.dropout import KeySequence, drawn_from, drop
-from jtrain.models.layers.linear import add_positions, look_up, take_rows
+from jtrain.models.layers.linear import Linear, add_positions, look_up, take_rows
 from jtrain.models.layers.norms import Norm
 from jtrain.models.networks.block import STD, Keys, Segments, TransformerBlock
 from jtrain.models.transformer import Transformer
+
+
+class PredictionDepth(nnx.Module):
+    """A depth of multi-token prediction: a map of two vectors to one, and a block without experts.
+
+    Source: DeepSeek-V3, https://arxiv.org/abs/2412.19437, equations 21 and 22.
+    """
+
+    def __init__(self, config: Transformer, placement: Placement, rngs: KeySequence):
+        width, flat = config.width, placement.times == 1
+        self.norm_hidden, self.norm_token = Norm(config), Norm(config)
+        dims = ("width", "width")
+        self.join = Linear(2 * width, width, bias=False, dims=dims, flat=flat, rngs=rngs)
+        self.block = TransformerBlock(
+            dataclasses.replace(config, experts=NoExperts()), placement, rngs
+        )
+
+    def __call__(
+        self, x: Float[Array, "b t d"], token: Float[Array, "b t d"]
+    ) -> Float[Array, "b t d"]:
+        """Return the input of the block, from the output of the depth before and an embedding."""
+        return self.join(jnp.concatenate([self.norm_hidden(x), self.norm_token(token)], -1))
 
 
 class Decoder(nnx.Module):
@@ -47,6 +71,11 @@ class Decoder(nnx.Module):
             self.blocks = stack_modules(make_block, config.layers, draws)
         else:
             self.blocks = nnx.List(make_block(draws) for _ in range(config.layers))
+        depths = config.multi_token_depth
+        self.depths = nnx.List(PredictionDepth(config, placement, draws) for _ in range(depths))
+        biased = config.experts.bias_update_rate is not None
+        shape = config.layers, getattr(config.experts, "count", 0)
+        self.expert_bias = nnx.Variable(jnp.zeros(shape)) if biased else None
         self.norm = Norm(config)
         self.head = None if config.tied else normal(config.vocab, "vocab", "width")
 
@@ -60,6 +89,21 @@ class Decoder(nnx.Module):
         self, tokens: Int[Array, "b t"], keys: Keys = None, segments: Segments = None
     ) -> tuple[Float[Array, "b t d"], Float[Array, "b l t e"] | None]:
         """Return the input of the head, and the logits of every block's router, if any."""
+        return self._forward(tokens, keys, segments, nnx.List())[:2]
+
+    def multi_token(
+        self, tokens: Int[Array, "b t"], keys: Keys = None, segments: Segments = None
+    ) -> tuple[Array, Array | None, list[Float[Array, "b t d"]]]:
+        """Return what `routed` does, and the input of the head at each depth.
+
+        Depth k reads at position i the output of depth k - 1 and the token i + k, and predicts the
+        one after it. The last k positions, for which there is none, have no meaning.
+        """
+        return self._forward(tokens, keys, segments, self.depths)
+
+    def _forward(
+        self, tokens: Int[Array, "b t"], keys: Keys, segments: Segments, depths: nnx.Module
+    ) -> tuple[Array, Array | None, list[Array]]:
         time, context = tokens.shape[1], self.config.context
         if time > context:
             raise DataError(
@@ -69,7 +113,7 @@ class Decoder(nnx.Module):
         rate = self.config.dropout
         keys = drawn_from(keys, rate, train=not self.deterministic)
         at = jnp.arange(time) if segments is None else places_within(segments)
-        order = self.placement.order(time)
+        order, given = self.placement.order(time), tokens
         if order is not None:
             tokens, at = tokens[:, order], at[..., order]
             segments = None if segments is None else segments[:, order]
@@ -93,19 +137,34 @@ class Decoder(nnx.Module):
             keys, segments, row_angles = rows
             attend = functools.partial(self._attend, index, segments)
             turn = self._layer_angles(index, angles if row_angles is None else row_angles)
-            output = block(x, keys, index, turn, attend, order=order)
+            bias = self._bias(block, index)
+            output = block(x, keys, index, turn, attend, order=order, bias=bias)
             return output.x, output.router_logits
 
-        x, logits = through(
-            self.blocks,
-            x,
-            call_block,
+        def call_depth(depth, x, rows, index, _):
+            later = jnp.roll(given, -(index + 1), axis=1)
+            x = depth(x, self._embed(later if order is None else later[:, order]))
+            x, _ = call_block(depth.block, x, rows, self.config.layers + index, None)
+            return x, self._head_input(x)
+
+        run = functools.partial(
+            through,
             rows=(keys, segments, row_angles),
             placement=self.placement,
             remat=self.config.remat,
             saved=self.config.saved,
         )
-        return self.placement.put_back(self.norm(x)), self._by_row(logits)
+        x, logits = run(self.blocks, x, call_block)
+        _, further = run(depths, x, call_depth)
+        return self._head_input(x), self._by_row(logits), further
+
+    def _head_input(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
+        return self.placement.put_back(self.norm(x))
+
+    def _bias(self, block: TransformerBlock, index: Any) -> Float[Array, "e"] | None:
+        if self.expert_bias is None or block.mixture is None:
+            return None
+        return self.expert_bias[...][index]
 
     def extend(
         self, tokens: Int[Array, "b t"], cache: Any, at: Int[Array, ""]
@@ -123,7 +182,8 @@ class Decoder(nnx.Module):
         def call_block(block, x, _, index, cache):
             attend = remembering(cache, at, self._causal(index))
             turn = self._layer_angles(index, angles)
-            output = block(x, None, index, turn, attend, complete_rows=False)
+            bias = self._bias(block, index)
+            output = block(x, None, index, turn, attend, complete_rows=False, bias=bias)
             return output.x, output.cache
 
         x, cache = through(self.blocks, x, call_block, state=cache)

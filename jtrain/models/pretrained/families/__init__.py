@@ -52,6 +52,7 @@ CLASSES: Mapping[str, Any] = {
 # Fields that change how a model is computed or trained, and not which function it is.
 FREE = {"preset", "from", "dropout", "attention", "scan", "remat", "saved", "statistics", "quiet"}
 FREE |= {f"experts.{name}" for name in ("uneven", "group", "z")}
+FREE |= {"multi_token_depth", "multi_token_weight"}  # no other part of the model reads them
 # Images of other sizes and ranges are changed before the network: `Pixels`.
 OF_IMAGES = {"image", *(f"pixels.{field.name}" for field in dataclasses.fields(Pixels))}
 
