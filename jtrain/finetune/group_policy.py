@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int
 from pydantic import Field
 
 from jtrain.config.configclass import configclass
@@ -21,12 +21,15 @@ from jtrain.core.mean import Mean
 from jtrain.core.rows import row_keys
 from jtrain.core.types import Batch, Extra, Key, Metrics, Params
 from jtrain.data.text.tokenizers import Tokenizer, decode_known
-from jtrain.errors import LossError
+from jtrain.errors import ConfigError, LossError
+from jtrain.finetune.answers import (
+    answer_log_probs,
+    sample_answers,
+    sample_with_log_probs,
+    until_end,
+)
 from jtrain.finetune.reference import copy_reference, reference_loss
 from jtrain.losses.group_policy import advantages_by_row, dapo, dr_grpo, grpo, gspo
-from jtrain.losses.preferences import token_log_probs
-from jtrain.models.attention import soft_cap
-from jtrain.models.generate import generate
 from jtrain.models.transformer import LanguageModel
 
 Below = Annotated[float, Field(gt=0, lt=1)]
@@ -46,6 +49,13 @@ class GroupPolicy:
     """Answers to a question, at least 2; their mean reward is the baseline."""
     temperature: float = Field(default=1.0, gt=0)
     """Divisor of the logits, in sampling and in the loss."""
+    top_k: int = Field(default=0, ge=0)
+    """Number of likeliest tokens to draw from, in sampling and in the loss; 0: all."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Probability mass of the likeliest tokens to draw from, in both too; 1: all."""
+    cache: bool = True
+    """Cache keys and values while sampling. Without a cache the whole text is read again for each
+    token, as the loss reads it: slow, and the sampler's probabilities are the loss's."""
     updates: int = Field(default=1, ge=1)
     """Steps that learn from the same answers; the questions of the later ones are left out."""
     clip: tuple[Below, Above] | None = None
@@ -60,6 +70,12 @@ class GroupPolicy:
                 f"{name}.beta",
                 f"pulls towards a reference, which gspo has no term for; set {name}.beta=0, or "
                 f"{name}.loss=grpo",
+            )
+        if self.updates > 1 and (self.top_k or self.top_p < 1):
+            yield (
+                f"{name}.updates",
+                f"is {self.updates}, and the candidates of {name}.top_k and {name}.top_p are not "
+                f"kept for a later step; set {name}.updates=1, or leave both out",
             )
 
 
@@ -93,7 +109,12 @@ def policy_loss(
     Args:
         reward: the reward of each answer, at most 1.
         end: the token that ends an answer.
+
+    Raises:
+        ConfigError: if two settings conflict.
     """
+    for name, words in settings.problems("GroupPolicy"):
+        raise ConfigError(f"{name} {words}.")
     score = functools.partial(answer_log_probs, model, temperature=settings.temperature)
 
     def compare(
@@ -103,15 +124,16 @@ def policy_loss(
             return *_evaluate(model, reward, params, extra, batch), extra
         _check_rows(batch, extra)
         fresh = extra["steps"] % settings.updates == 0
-        rollouts = _rollouts(model, reward, settings, params, extra, batch, rng)
+        rollouts, candidates = _rollouts(model, reward, settings, params, extra, batch, rng)
         question, answers = rollouts["question"], rollouts["answers"]
         real = until_end(answers, end) & batch["mask"][:, None, None]
-        own = score(params, question, answers, real)
+        own = score(params, question, answers, real, candidates)
         old = jnp.where(fresh, jax.lax.stop_gradient(own), rollouts["log_probs"])
-        rollouts = {**rollouts, "log_probs": old}
+        sampler = jnp.where(real, rollouts["sampler_log_probs"], 0)
+        rollouts = {**rollouts, "log_probs": old, "sampler_log_probs": sampler}
         log_probs = {"log_probs": own, "old": old}
         if reference is not None:
-            log_probs["reference"] = score(reference, question, answers, real)
+            log_probs["reference"] = score(reference, question, answers, real, candidates)
         value, metrics = _by_group(settings, log_probs, rollouts["rewards"], real, batch)
         return value, metrics, _record(extra, rollouts, batch)
 
@@ -149,26 +171,38 @@ def _rollouts(
     extra: Extra,
     batch: Batch,
     rng: Key,
-) -> Extra:
-    """Return the rollouts of these rows: sampled now, or those that an earlier step recorded."""
+) -> tuple[Extra, Bool[Array, "b g a v"] | None]:
+    """Return the rollouts of these rows, sampled now or recorded by an earlier step.
+
+    With them come the candidates of each token; None: all tokens.
+    """
     recorded = jax.tree.map(lambda x: x[batch["row"]], extra["rollouts"])
 
-    def sample() -> Extra:
-        answers = sample_answers(
+    def sample() -> tuple[Extra, Bool[Array, "b g a v"] | None]:
+        answers, sampler_log_probs, candidates = sample_with_log_probs(
             model,
             params,
             batch["question"],
             row_keys(rng, batch),
             group=settings.group,
             tokens=recorded["answers"].shape[-1],
+            cache=settings.cache,
             temperature=settings.temperature,
+            top_k=settings.top_k,
+            top_p=settings.top_p,
         )
-        rewards = reward(answers, batch)
-        return {**recorded, "question": batch["question"], "answers": answers, "rewards": rewards}
+        new = {
+            "question": batch["question"],
+            "answers": answers,
+            "rewards": reward(answers, batch),
+            "sampler_log_probs": sampler_log_probs,
+        }
+        return {**recorded, **new}, candidates
 
     if settings.updates == 1:
         return sample()
-    return jax.lax.cond(extra["steps"] % settings.updates == 0, sample, lambda: recorded)
+    fresh = extra["steps"] % settings.updates == 0
+    return jax.lax.cond(fresh, lambda: sample()[0], lambda: recorded), None
 
 
 def _by_group(
@@ -223,63 +257,6 @@ def _record(extra: Extra, rollouts: Extra, batch: Batch) -> Extra:
     }
 
 
-def sample_answers(
-    model: LanguageModel,
-    params: Params,
-    question: Int[Array, "b q"],
-    keys: Shaped[Array, "b"],
-    *,
-    group: int,
-    tokens: int,
-    temperature: float = 1.0,
-) -> Int[Array, "b g a"]:
-    """Return `group` answers of `tokens` tokens to each question; no gradient goes through them.
-
-    The draws of a row follow from its key, so that they are the same in any batch.
-    """
-    rows = len(question)
-    number = jnp.arange(group)
-    each = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))(keys, number)
-    text = generate(
-        model,
-        jax.lax.stop_gradient(params),
-        jnp.repeat(question, group, axis=0),
-        each.reshape(-1),
-        steps=tokens,
-        temperature=temperature,
-    )
-    return text[:, question.shape[1] :].reshape(rows, group, tokens)
-
-
-def until_end(answers: Int[Array, "b g a"], end: int) -> Bool[Array, "b g a"]:
-    """Return which tokens belong to an answer: those up to its first `end`, which is included."""
-    ends = (answers == end).astype(jnp.int32)
-    return jnp.cumsum(ends, axis=-1) - ends == 0
-
-
-def answer_log_probs(
-    model: LanguageModel,
-    params: Params,
-    question: Int[Array, "b q"],
-    answers: Int[Array, "b g a"],
-    real: Bool[Array, "b g a"],
-    *,
-    temperature: float = 1.0,
-) -> Float[Array, "b g a"]:
-    """Return the log probability of each real token of the answers, and 0 for the others.
-
-    It is that of the distribution that is sampled: of the logits divided by `temperature`.
-    """
-    rows, group, tokens = answers.shape
-    start = question.shape[1]
-    flat = answers.reshape(rows * group, tokens)
-    text = jnp.concatenate([jnp.repeat(question, group, axis=0), flat], axis=1)
-    hidden, _ = model.hidden(params, {}, text[:, :-1])
-    logits = jnp.einsum("btd,vd->btv", hidden[:, start - 1 :], model.head(params))
-    logits = soft_cap(logits, model.logit_cap) / temperature
-    return token_log_probs(logits, flat, real.reshape(flat.shape)).reshape(answers.shape)
-
-
 def text_reward(tokenizer: Tokenizer, end: int, score: Callable[[str, str], float]) -> RewardFn:
     """Return the reward of a Python function of texts, `(question, answer) -> reward`.
 
@@ -307,6 +284,7 @@ def init_rollouts(rows: int, group: int, question: int, answer: int) -> Extra:
         "question": jnp.zeros((rows, question), jnp.int32),
         "answers": jnp.zeros((rows, group, answer), jnp.int32),
         "log_probs": jnp.zeros((rows, group, answer), jnp.float32),
+        "sampler_log_probs": jnp.zeros((rows, group, answer), jnp.float32),
         "rewards": jnp.zeros((rows, group), jnp.float32),
     }
 

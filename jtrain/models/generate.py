@@ -1,18 +1,28 @@
 """Generation of text token by token: sampling from logits, with a cache of keys and values."""
 
 import functools
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Integer, Shaped
+from jaxtyping import Array, Bool, Float, Int, Integer, Shaped
 
 from jtrain.core.pytree import at_least_f32
 from jtrain.core.rows import threefry
 from jtrain.core.types import Keys, Params
 from jtrain.errors import ConfigError
 from jtrain.errors.plain_numbers import plain_numbers
+from jtrain.losses.cross_entropy import cross_entropy_per_label
+
+
+class Draw(NamedTuple):
+    """A token drawn for each row, and the distribution that it was drawn from."""
+
+    tokens: Int[Array, "b"]
+    logits: Float[Array, "b v"]
+    """Logits divided by the temperature."""
+    candidates: Bool[Array, "b v"]
 
 
 def draw(
@@ -22,7 +32,7 @@ def draw(
     temperature: float | Float[Array, ""] = 1.0,
     top_k: int = 0,
     top_p: float | Float[Array, ""] = 1.0,
-) -> Int[Array, "b"]:
+) -> Draw:
     """Draw a token for each row by the row's key.
 
     Probabilities are the softmax of the logits divided by `temperature`; at 0 the likeliest token
@@ -44,10 +54,24 @@ def draw(
     chances = jax.nn.softmax(ordered, axis=-1)
     before = jnp.cumsum(chances, axis=-1) - chances
     rank = jnp.arange(ordered.shape[-1])[None]
-    candidates = jnp.where((before < top_p) | (rank == 0), ordered, -jnp.inf)
-    drawn = jax.vmap(jax.random.categorical)(keys, candidates)
+    likely = (before < top_p) | (rank == 0) | (top_p >= 1)  # a rounded sum reaches 1 too early
+    drawn = jax.vmap(jax.random.categorical)(keys, jnp.where(likely, ordered, -jnp.inf))
     drawn = jnp.where(temperature > 0, drawn, 0)  # the first is the likeliest
-    return jnp.take_along_axis(order, drawn[:, None], axis=-1)[:, 0]
+    tokens = jnp.take_along_axis(order, drawn[:, None], axis=-1)[:, 0]
+    nothing = jnp.zeros(warm.shape, bool)
+    candidates = jnp.put_along_axis(nothing, order, likely, axis=-1, inplace=False)
+    return Draw(tokens, warm, candidates)
+
+
+def candidate_log_probs(
+    logits: Float[Array, "*b v"],
+    tokens: Int[Array, "*b"],
+    candidates: Bool[Array, "*b v"] | None = None,
+) -> Float[Array, "*b"]:
+    """Return the log probability of each token among its candidates; None: among all tokens."""
+    if candidates is not None:
+        logits = jnp.where(candidates, logits, -jnp.inf)
+    return -cross_entropy_per_label(logits, tokens)
 
 
 @runtime_checkable
@@ -97,25 +121,57 @@ def generate(
         ConfigError: if the prompt is empty or no rows of tokens, the key is of the old kind, or a
             number is out of its range.
     """
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    return _check_and_generate(model, params, prompt, key, steps, sampling, record=())[0]
+
+
+class Sample(NamedTuple):
+    """Texts, and the distributions that their tokens were drawn from."""
+
+    text: Int[Array, "b n"]
+    log_probs: Float[Array, "b s"]
+    """Log probabilities of the tokens that were drawn, each among its candidates."""
+    candidates: Bool[Array, "b s v"] | None
+    """Tokens that could have been drawn; None: all, as `top_k` and `top_p` leave none out."""
+
+
+@plain_numbers
+def generate_with_log_probs(
+    model: IncrementalModel,
+    params: Params,
+    prompt: Integer[Array, "b p"],
+    key: Keys,
+    *,
+    steps: int,
+    temperature: float | Float[Array, ""] = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+) -> Sample:
+    """Return the text of `generate`, with the log probability by which each token was drawn.
+
+    Arguments and errors are those of `generate`, with at least one step.
+    """
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    record = ("log_probs", "candidates") if top_k or top_p < 1 else ("log_probs",)
+    text, found = _check_and_generate(model, params, prompt, key, steps, sampling, record)
+    return Sample(text, found["log_probs"], found.get("candidates"))
+
+
+def _check_and_generate(model, params, prompt, key, steps, sampling, record):
     _check(prompt, key)
-    _check_sampling(steps, temperature, top_k, top_p)
+    _check_sampling(steps, **sampling)
     # As int32, or int64: a drawn token may not fit the type of a prompt.
     prompt = prompt.astype(jnp.promote_types(prompt.dtype, jnp.int32))
-    if steps == 0:
-        return prompt
-    return _generate(
-        model,
-        params,
-        prompt,
-        key,
-        steps=steps,
-        top_k=top_k,
-        sampling={"temperature": jnp.float32(temperature), "top_p": jnp.float32(top_p)},
-    )
+    if steps == 0 and not record:
+        return prompt, {}
+    numbers = {name: jnp.float32(sampling[name]) for name in ("temperature", "top_p")}
+    how = {"steps": steps, "top_k": sampling["top_k"], "sampling": numbers, "record": record}
+    return _generate(model, params, prompt, key, **how)
 
 
-@functools.partial(jax.jit, static_argnames=("model", "steps", "top_k"))
-def _generate(model, params, prompt, key, *, steps, top_k, sampling):
+@functools.partial(jax.jit, static_argnames=("model", "steps", "top_k", "record"))
+def _generate(model, params, prompt, key, *, steps, top_k, sampling, record):
+    """Return the text, and the fields of Sample that `record` names, by name."""
     (rows, start), context = prompt.shape, model.context
     half = context - context // 2
     text = jnp.zeros((rows, start + steps), prompt.dtype).at[:, :start].set(prompt)
@@ -126,24 +182,35 @@ def _generate(model, params, prompt, key, *, steps, top_k, sampling):
         return *model.extend(params, model.empty(params, rows), window, jnp.int32(0)), first
 
     def grow(present, carry):
-        text, logits, cache, first = carry
-        token = draw(logits, _keys_at(key, present, rows), top_k=top_k, **sampling).astype(
-            text.dtype
-        )[:, None]
+        text, found, logits, cache, first = carry
+        drawn = draw(logits, _keys_at(key, present, rows), top_k=top_k, **sampling)
+        token = drawn.tokens.astype(text.dtype)[:, None]
         text = jax.lax.dynamic_update_slice_in_dim(text, token, present, axis=1)
+        candidates = drawn.candidates if "candidates" in record else None
+        new = {
+            "log_probs": candidate_log_probs(drawn.logits, drawn.tokens, candidates),
+            "candidates": candidates,
+        }
+        for name in record:
+            found = {**found, name: found[name].at[:, present - start].set(new[name])}
 
         def extend(_):
             return *model.extend(params, cache, token, present - first), first
 
         if start + steps <= context:  # the context never fills
-            return text, *extend(None)
+            return text, found, *extend(None)
         full = present - first == context
         reread = lambda _: read(text, present + 1 - half, half)
-        return text, *jax.lax.cond(full, reread, extend, None)
+        return text, found, *jax.lax.cond(full, reread, extend, None)
 
     length = min(start, context)
     logits, cache, first = read(text, jnp.int32(start - length), length)
-    return jax.lax.fori_loop(start, start + steps, grow, (text, logits, cache, first))[0]
+    room = {
+        "log_probs": jnp.zeros((rows, steps), at_least_f32(logits).dtype),
+        "candidates": jnp.zeros((rows, steps, logits.shape[-1]), bool),
+    }
+    carry = text, {name: room[name] for name in record}, logits, cache, first
+    return jax.lax.fori_loop(start, start + steps, grow, carry)[:2]
 
 
 def _keys_at(key: Keys, position: Int[Array, ""] | int, rows: int) -> Shaped[Array, "b"]:

@@ -16,7 +16,8 @@ from tiny_configs import TINY
 import jtrain as jt
 from jtrain.core.pytree import named_leaves
 from jtrain.data.text.tokenizers import Vocabulary
-from jtrain.finetune.group_policy import answer_log_probs, sample_answers, text_reward, until_end
+from jtrain.finetune.answers import answer_log_probs, sample_answers, until_end
+from jtrain.finetune.group_policy import text_reward
 from jtrain.losses.group_policy import advantages_by_row, group_advantages
 from jtrain.models.transformer import Transformer
 from jtrain.train.program import set_up

@@ -192,7 +192,7 @@ DRAWS = 4000
 def _count(temperature, top_p, top_k):
     logits = jnp.broadcast_to(jnp.log(jnp.asarray(CHANCES, jnp.float32)), (DRAWS, 5))
     keys = jax.random.split(jax.random.key(0), DRAWS)
-    tokens = draw(logits, keys, temperature=temperature, top_k=top_k, top_p=top_p)
+    tokens = draw(logits, keys, temperature=temperature, top_k=top_k, top_p=top_p).tokens
     return jnp.bincount(tokens, length=5)
 
 

@@ -222,7 +222,9 @@ def _language(config: Any) -> Study:
 
 def _grpo(config: Any) -> Study:
     policy, task = config.policy, config.data.build()
-    _check_values("policy", policy, {"loss": "grpo", "updates": 1, "beta": 0.0})
+    plain = {"loss": "grpo", "updates": 1, "beta": 0.0}
+    plain |= {"top_k": 0, "top_p": 1.0, "cache": True}
+    _check_values("policy", policy, plain)
     below, above = policy.clip or (0.2, 0.2)
     values = _describe_transformer(config, task.sizes[0]) | {
         **{"GROUP": policy.group, "ANSWER": task.sizes[1], "MARK": task.end, "DROPOUT": 0.0},
