@@ -4,7 +4,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from jtrain.cli.arguments import Arguments
 from jtrain.cli.output import print_error, resolve_config
@@ -12,13 +11,7 @@ from jtrain.cli.output import print_text as print
 from jtrain.errors import FAULT, UserError
 from jtrain.inspect.plan.topology import prepare_environment
 
-if TYPE_CHECKING:
-    from jtrain.testing.case import LossCase
-    from jtrain.train.experiment import RunConfig
-
-NOISE_STD = 0.02  # of the noise added to the initial parameters
 PROGRESS_SECONDS = 5.0  # between lines about the progress
-INSPECTED_ROWS = 4096  # whose labels and tokens are inspected
 
 
 def main(argv: Sequence[str]) -> int:
@@ -35,6 +28,7 @@ def main(argv: Sequence[str]) -> int:
     prepare_cpu(args.devices)
 
     from jtrain.testing import check
+    from jtrain.testing.case import build_loss_case
 
     resolved = resolve_config(path, words)
     case = build_loss_case(resolved.config, args.rows, draws=not args.without_draws)
@@ -65,62 +59,6 @@ def make_progress() -> Callable[[str], None]:
             print_error(f"comparing: {name} ({now - start:.0f} s)")
 
     return begin
-
-
-def build_loss_case(config: "RunConfig", rows: int, *, draws: bool = True) -> "LossCase":
-    """Return the loss of a config, `rows` rows of its first batch and its initial parameters.
-
-    Noise is added to the parameters, so that those initialized to zero take part.
-
-    Args:
-        draws: whether the random draws of the loss are compared, too.
-
-    Raises:
-        UserError: if the config cannot be assembled on one device.
-    """
-    import jax
-
-    from jtrain.inspect.debug.single_device import set_up_single_device
-    from jtrain.testing import build_case, place_loss
-    from jtrain.train.experiment import build_experiment
-
-    program = set_up_single_device(config)
-    experiment, resolved_config = program.resolved.experiment, program.resolved.config
-    state, train = program.initial_state(), experiment.train
-    batch = {name: array[:rows] for name, array in train[0].items()}
-
-    def more_batches():
-        for step in range(-(-INSPECTED_ROWS // train.size)):
-            yield train[step]
-
-    description = (
-        f"{config.name or 'the config'}: {len(batch['row'])} of the {train.size} rows of its "
-        f"first batch; the full model, noise of {NOISE_STD} on its initial parameters; in float32"
-    )
-    return build_case(
-        place_loss(lambda place: build_experiment(resolved_config, place).loss),
-        _add_noise(jax.device_get(state.params)),
-        batch,
-        extra=jax.device_get(state.extra),
-        optimizer=experiment.transformation,
-        rows_interact=experiment.rows_interact,
-        dims=experiment.dims,
-        seed=config.seed,
-        draws=draws,
-        more_batches=more_batches,
-        source=description,
-    )
-
-
-def _add_noise(params):
-    """Return the parameters with normal noise added to each number."""
-    import jax
-    import numpy as np
-
-    rng = np.random.default_rng(0)
-
-    add_noise = lambda x: (x + NOISE_STD * rng.standard_normal(np.shape(x))).astype(x.dtype)
-    return jax.tree.map(add_noise, params)
 
 
 def _arguments() -> Arguments:

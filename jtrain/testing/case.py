@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -18,10 +18,14 @@ from jtrain.core.rows import with_rows
 from jtrain.core.step import StepFn, make_step
 from jtrain.core.types import Batch, Dims, Extra, Key, LossFn, Params, RowsInteract
 from jtrain.errors import CodeError, LossError, UserError
+from jtrain.inspect.debug.single_device import set_up_single_device
 from jtrain.inspect.debug.source import find_raise
 from jtrain.testing.purity import SideEffects
 from jtrain.testing.splits import take_rows
+from jtrain.train.experiment import RunConfig, build_experiment
 
+NOISE_STD = 0.02  # of the noise added to the initial parameters of a config
+INSPECTED_ROWS = 4096  # of a config, whose labels and tokens are inspected
 Loss: TypeAlias = LossFn | Stateful
 # A function like `jtrain.make_step`: (loss, optimizer, *, microbatches, rows_interact, psum, ...).
 MakeStep: TypeAlias = Callable[..., StepFn]
@@ -145,6 +149,52 @@ def build_case(loss: Loss | PlacedLoss, params: Params, batch: Batch, **rest: An
     _check_trainable(case.params)
     case = dataclasses.replace(case, mask_error=_mask_refusal(case))
     return dataclasses.replace(case, half_error=_half_refusal(case))
+
+
+def build_loss_case(config: RunConfig, rows: int, *, draws: bool = True) -> LossCase:
+    """Return the loss of a config, `rows` rows of its first batch and its initial parameters.
+
+    Noise is added to the parameters, so that those initialized to zero take part.
+
+    Args:
+        draws: whether the random draws of the loss are compared, too.
+
+    Raises:
+        UserError: if the config cannot be assembled on one device.
+    """
+    program = set_up_single_device(config)
+    experiment, resolved_config = program.resolved.experiment, program.resolved.config
+    state, train = program.initial_state(), experiment.train
+    batch = {name: array[:rows] for name, array in train[0].items()}
+
+    def more_batches() -> Iterator[Batch]:
+        for step in range(-(-INSPECTED_ROWS // train.size)):
+            yield train[step]
+
+    description = (
+        f"{config.name or 'the config'}: {len(batch['row'])} of the {train.size} rows of its "
+        f"first batch; the full model, noise of {NOISE_STD} on its initial parameters; in float32"
+    )
+    return build_case(
+        place_loss(lambda place: build_experiment(resolved_config, place).loss),
+        _add_noise(jax.device_get(state.params)),
+        batch,
+        extra=jax.device_get(state.extra),
+        optimizer=experiment.transformation,
+        rows_interact=experiment.rows_interact,
+        dims=experiment.dims,
+        seed=config.seed,
+        draws=draws,
+        more_batches=more_batches,
+        source=description,
+    )
+
+
+def _add_noise(params: Params) -> Params:
+    """Return the parameters with normal noise added to each number."""
+    rng = np.random.default_rng(0)
+    add_noise = lambda x: (x + NOISE_STD * rng.standard_normal(np.shape(x))).astype(x.dtype)
+    return jax.tree.map(add_noise, params)
 
 
 def _cache_unplaced(build: Callable[[Placement], Loss]) -> Callable[[Placement], Loss]:

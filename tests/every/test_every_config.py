@@ -17,11 +17,11 @@ from quick_study import At, run_quietly
 from tiny_configs import TINY, write_sets
 
 import jtrain as jt
-from jtrain.cli.check import build_loss_case
 from jtrain.config.dump import dump
 from jtrain.config.resolve import resolve
 from jtrain.parallel import Mirrored
 from jtrain.testing import check
+from jtrain.testing.case import build_loss_case
 from jtrain.train.hooks.log import read_results
 from jtrain.train.loaded_run import load_run
 
