@@ -5,6 +5,7 @@ A run trains the terms alone: they are its `params`, and the frozen weights of t
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -279,12 +280,18 @@ def adapted_init_extra(init_extra: InitExtra | None) -> InitExtra | None:
 
 
 def adapted(adapter: LowRankAdapter, call: Callable[..., T] | None) -> Callable[..., T] | None:
-    """Return a function of `(params, extra, ...)`, where there is one, with the terms merged."""
+    """Return a function of `(params, extra, ...)`, where there is one, with the terms merged.
+
+    It has the attributes of `call`, such as the tokenizer of an experiment's `complete`.
+    """
     if call is None:
         return None
-    return lambda params, extra, *rest: call(
-        adapter.join(params, extra, merged=True), extra["rest"], *rest
-    )
+
+    @functools.wraps(call)
+    def merged(params: Params, extra: Extra, *rest: Any) -> T:
+        return call(adapter.join(params, extra, merged=True), extra["rest"], *rest)
+
+    return merged
 
 
 def adapted_model(adapter: LowRankAdapter, model: Model) -> Model:

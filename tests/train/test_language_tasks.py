@@ -13,6 +13,7 @@ import pytest
 import jtrain as jt
 from jtrain.cli import main
 from jtrain.errors import ConfigError, DataError
+from jtrain.finetune.lora import adapted
 from jtrain.parallel import FSDP, Single
 from jtrain.train import evaluate_tasks, make_complete, read_tasks
 from jtrain.train.loaded_run import LoadedRun
@@ -79,6 +80,13 @@ def test_choices_are_scored_as_by_hand_on_any_layout(layout, tmp_path):
     nats = -np.mean([x[w] for x, w in zip(each, wanted, strict=True)])
     assert found["nats"] == pytest.approx(nats, rel=1e-6)
     assert 0 <= found["accuracy_low"] <= right <= found["accuracy_high"] <= 1
+
+
+def test_a_run_with_lora_takes_tasks_too(tmp_path):
+    plain, tasks = run_of(), tasks_in(tmp_path, *TASKS)
+    adapter: Any = types.SimpleNamespace()  # whose terms no choice asks for
+    merged = adapted(adapter, plain.experiment.complete)  # pyright: ignore[reportOptionalMemberAccess]
+    assert evaluate_tasks(run_of(complete=merged), tasks) == evaluate_tasks(plain, tasks)
 
 
 def test_an_interval_is_wilsons(tmp_path):
