@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from jtrain.train.charts import write_pictures as write_pictures
     from jtrain.train.flops import count_flops as count_flops
     from jtrain.train.flops import count_model_flops as count_model_flops
+    from jtrain.train.lm_harness import JtrainLM as JtrainLM
     from jtrain.train.program import set_up as set_up
     from jtrain.train.runtime import enable_compilation_cache as enable_compilation_cache
     from jtrain.train.tasks import evaluate_tasks as evaluate_tasks

@@ -127,14 +127,7 @@ def evaluate_tasks(
         ConfigError: if the experiment has no language model.
         DataError: if a choice is longer than the model's context.
     """
-    experiment = run.experiment
-    complete = experiment and experiment.complete
-    if run.model is None or not hasattr(complete, "tokenizer"):
-        name = run.config.experiment if run.config else "jt.fit"
-        raise ConfigError(
-            f"{name} has no language model to give tasks to. Write jt.Experiment(..., "
-            f"model=model, complete=jtrain.train.make_complete(network.build, tokenizer))."
-        )
+    complete = find_complete(run)
     found: dict[str, float] = {"tasks": len(tasks)}
     if chosen := [task for task in tasks if task.choices]:
         found |= _score_choices(run, complete, chosen, batch)
@@ -144,22 +137,53 @@ def evaluate_tasks(
     return found
 
 
-class _Row(NamedTuple):
+def find_complete(run: LoadedRun) -> Any:
+    """Return the `complete` of a run's experiment, with its tokenizer.
+
+    Raises:
+        ConfigError: if the experiment has no language model.
+    """
+    complete = run.experiment and run.experiment.complete
+    if run.model is None or not hasattr(complete, "tokenizer"):
+        name = run.config.experiment if run.config else "jt.fit"
+        raise ConfigError(
+            f"{name} has no language model to give tasks to. Write jt.Experiment(..., "
+            f"model=model, complete=jtrain.train.make_complete(network.build, tokenizer))."
+        )
+    return complete
+
+
+class Row(NamedTuple):
     """Tokens of a context and a choice; those from `begin` on are scored."""
 
     tokens: np.ndarray  # n
     begin: int
 
 
-def _score_choices(
-    run: LoadedRun, complete: Any, tasks: Sequence[Task], batch: int
-) -> dict[str, float]:
-    context = getattr(getattr(run.config, "model", None), "context", 0)
-    rows = [
-        _encode(complete, task.context, choice, context)
-        for task in tasks
-        for choice in task.choices
-    ]
+class Score(NamedTuple):
+    """Score of a row."""
+
+    log_prob: float
+    """Sum over the tokens that are scored, in nats."""
+    greedy: bool
+    """Whether each of these tokens is the likeliest."""
+
+
+def score_rows(
+    run: LoadedRun,
+    rows: Sequence[Row],
+    scores: Callable[[Params, Batch], Any],
+    *,
+    context: int,
+    batch: int,
+) -> list[Score]:
+    """Return the score of each row, by a program for the longest of them.
+
+    Args:
+        scores: by `make_scores`; its programs are kept as long as it is.
+        context: most tokens that the model reads; 0: any.
+        batch: rows at a time; 0: 128.
+    """
     longest = max(len(row.tokens) for row in rows) - 1
     length = -(-longest // BLOCK) * BLOCK
     length = min(length, context) if context else length
@@ -171,10 +195,23 @@ def _score_choices(
         "begin": np.array([row.begin for row in rows], np.int32),
         "end": np.array([len(row.tokens) for row in rows], np.int32),
     }
-    scores = iter(run.predict(data, _make_scores(run), batch=batch))
+    found = run.predict(data, scores, batch=batch)
+    return [Score(float(x), bool(y)) for x, y in zip(*found, strict=True)]
+
+
+def _score_choices(
+    run: LoadedRun, complete: Any, tasks: Sequence[Task], batch: int
+) -> dict[str, float]:
+    context = getattr(getattr(run.config, "model", None), "context", 0)
+    rows = [
+        _encode(complete, task.context, choice, context)
+        for task in tasks
+        for choice in task.choices
+    ]
+    scores = iter(score_rows(run, rows, make_scores(run), context=context, batch=batch))
     right, right_norm, nats = 0, 0, 0.0
     for task in tasks:
-        each = np.array([next(scores) for _ in task.choices], np.float64)
+        each = np.array([next(scores).log_prob for _ in task.choices], np.float64)
         right += int(each.argmax()) == task.wanted
         right_norm += int((each / [len(choice) for choice in task.choices]).argmax()) == task.wanted
         nats -= each[task.wanted]
@@ -186,7 +223,7 @@ def _score_choices(
     }
 
 
-def _encode(complete: Any, context: str, choice: str, most: int) -> _Row:
+def _encode(complete: Any, context: str, choice: str, most: int) -> Row:
     """Return the tokens of both; a context that is too long loses its beginning.
 
     White space at the end of the context belongs to the choice, with which a tokenizer joins it.
@@ -206,20 +243,21 @@ def _encode(complete: Any, context: str, choice: str, most: int) -> _Row:
             f"{most}: leave the task out"
         )
     surplus = max(surplus, 0)
-    return _Row(tokens[surplus:].astype(np.int32), begin - surplus)
+    return Row(tokens[surplus:].astype(np.int32), begin - surplus)
 
 
-def _make_scores(run: LoadedRun) -> Callable[[Params, Batch], jax.Array]:
-    """Return the log-probability of the tokens from `begin` to `end` of each row, in nats."""
+def make_scores(run: LoadedRun) -> Callable[[Params, Batch], tuple[jax.Array, jax.Array]]:
+    """Return the function of the `log_prob` and `greedy` of each row, b and b, for `score_rows`."""
     model, dtype = run.model, run.config.precision.compute if run.config else None
     assert model is not None, "checked before"
 
-    def scores(params: Params, batch: Batch) -> jax.Array:
+    def scores(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
         tokens = batch["tokens"]
         logits, _ = model.apply(cast_params(params, dtype), run.extra, tokens[:, :-1])
-        at = jnp.arange(1, tokens.shape[1])[None]  # the position of each target
+        at, targets = jnp.arange(1, tokens.shape[1])[None], tokens[:, 1:]  # at: a target's position
         counted = (at >= batch["begin"][:, None]) & (at < batch["end"][:, None])
-        return -jnp.where(counted, cross_entropy_per_label(logits, tokens[:, 1:]), 0).sum(-1)
+        log_probs = -jnp.where(counted, cross_entropy_per_label(logits, targets), 0).sum(-1)
+        return log_probs, ((logits.argmax(-1) == targets) | ~counted).all(-1)
 
     return scores
 

@@ -1,7 +1,9 @@
 """Tasks of a language model: read, scored by choices and by what it writes, under any split."""
 
+import importlib
 import itertools
 import json
+import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -131,6 +133,13 @@ def test_what_is_no_task_is_named_by_its_line(row, said, tmp_path):
 def test_tasks_are_not_watched(capsys):
     assert main(["eval", "run", "--watch", "--tasks", "tasks.jsonl"]) == 2
     assert "Leave out --tasks" in capsys.readouterr().err
+
+
+def test_without_lm_eval_its_adapter_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    monkeypatch.delitem(sys.modules, "jtrain.train.lm_harness", raising=False)
+    with pytest.raises(DataError, match=r"pip install 'jtrain\[lm-eval\]'"):
+        importlib.import_module("jtrain.train.lm_harness")
 
 
 def test_a_run_without_a_language_model_is_refused(tmp_path):
