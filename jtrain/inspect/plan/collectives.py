@@ -232,7 +232,8 @@ def _mesh_axes(instruction: Instruction, mesh: Mapping[str, int]) -> tuple[tuple
 PAIRS = re.compile(r"source_target_pairs=\{(\{.*?\})\}")
 LISTS = re.compile(r"replica_groups=(\{\{.*?\}\})")
 IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
-MESH = re.compile(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}")
+MESH = re.compile(r"replica_groups=mesh\[(.*?) \{(.*?)\}")
+DEVICE_IDS = re.compile(r"\[([\d,]+)\](?:<=\[([\d,]+)\])?(?:T\(([\d,]+)\))?")
 AXIS = re.compile(r"'?([\w.]+)'?=(\d+)")
 PART = re.compile(r"'?([\w.]+)'?(?::\((\d+)\)(\d+))?")
 
@@ -249,7 +250,8 @@ def parse_replica_groups(attributes: str) -> np.ndarray | list[list[int]] | None
         HloError: if the groups have an unknown format.
 
     Sources: openxla/xla, xla/hlo/ir/replica_group.cc and mesh_and_axis.cc, for the formats
-    `{{0,1},{2,3}}`, `[2,2]<=[4]`, `[2,4]<=[4,2]T(1,0)` and `mesh['a'=2,'b'=4] {'a','b':(1)2}`.
+    `{{0,1},{2,3}}`, `[2,2]<=[4]`, `[2,4]<=[4,2]T(1,0)`, `mesh['a'=2,'b'=4] {'a','b':(1)2}` and
+    `mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}`.
     """
     if pairs := PAIRS.search(attributes):
         return [_cycle(_lists(pairs[1]))]
@@ -261,13 +263,13 @@ def parse_replica_groups(attributes: str) -> np.ndarray | list[list[int]] | None
         return _mesh_groups(mesh[1], mesh[2])
     text = attributes[attributes.index("replica_groups=") + len("replica_groups=") :]
     if iota := IOTA.match(text):
-        return _iota(iota)
+        return _iota(*iota.groups())
     raise HloError(f"its replica_groups={text[:60]} have an unknown format")
 
 
 def _mesh_groups(axes: str, along: str) -> np.ndarray:
     """Return the groups along mesh axes, or along parts of axes: `'b':(2)4`."""
-    named, _, device_order = axes.partition(", device_ids=")
+    named, _, device_order = axes.partition("device_ids=")
     sizes = {name: int(size) for name, size in AXIS.findall(named)}
     ids = _device_ids(device_order, tuple(sizes.values()))
     dims: dict[tuple[str, int], int] = {(name, 1): size for name, size in sizes.items()}
@@ -301,16 +303,18 @@ def _device_ids(order: str, shape: Sequence[int]) -> np.ndarray:
     """Return the devices of a mesh: in order, or in the order of `device_ids=(...)`."""
     ids = np.arange(math.prod(shape))
     if order:
-        iota = IOTA.search(order)
-        ids = _iota(iota) if iota else np.array([int(n) for n in re.findall(r"\d+", order)])
+        iota = DEVICE_IDS.search(order)
+        ids = (
+            _iota(*iota.groups()) if iota else np.array(_ints(",".join(re.findall(r"\d+", order))))
+        )
     if ids.size != math.prod(shape):
         raise HloError(f"its mesh has {math.prod(shape)} devices, and names {ids.size}")
     return ids.reshape(shape)
 
 
-def _iota(found: re.Match[str]) -> np.ndarray:
-    shape, over, order = found.groups()
-    ids = np.arange(math.prod(_ints(over))).reshape(_ints(over))
+def _iota(shape: str, over: str | None, order: str | None) -> np.ndarray:
+    sizes = _ints(over or shape)
+    ids = np.arange(math.prod(sizes)).reshape(sizes)
     ids = ids.transpose(_ints(order)) if order else ids
     return ids.reshape(_ints(shape))
 

@@ -217,6 +217,10 @@ def test_groups_in_every_format():
             [[0, 2], [1, 3]],
         ),
         ("replica_groups=mesh['a'=2,'b'=2, device_ids=(3,1,2,0)] {'b'}", [[3, 1], [2, 0]]),
+        (
+            "replica_groups=mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}, metadata={}",
+            [[0, 2, 4, 6], [1, 3, 5, 7]],
+        ),
         ("source_target_pairs={{0,2},{2,4},{4,0},{1,3}}", [[0, 2, 4]]),
         ("source_target_pairs={{0,0},{1,2},{2,1}}", [[1, 2]]),
         ("replica_groups={}", None),
