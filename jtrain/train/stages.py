@@ -54,7 +54,9 @@ def stage_config(config: C, number: int) -> C:
         *above, last = key.split(".")
         at = values
         for name in above:
-            at = at.setdefault(name, {}) if isinstance(at, dict) else {}
+            at = at.setdefault(name, {})
+            if not isinstance(at, dict):
+                raise ConfigError(f"{key} is no key: {name} is a value, which has no keys")
         at[last] = value
     root = make_nodes(values, SourceLocation(0, f"stages.{number}.set"))
     made, wrong = check(type(config), resolve_kinds(FieldSchema(type(config)), root)[0])
@@ -183,8 +185,8 @@ def fit_microbatches(config: C, stage: C, shares: int) -> C:
 def check_same_state(number: int, expected: TrainState, found: TrainState) -> None:
     """Raise ConfigError unless a stage trains arrays of the shapes that the run has."""
     shapes = lambda state: {
-        name: f"{x.dtype} {list(x.shape)}"
-        for tree in (state.params, state.extra)
+        f"{where}{name}": f"{x.dtype} {list(x.shape)}"
+        for where, tree in {"": state.params, "extra/": state.extra}.items()
         for name, x in pytree.named_leaves(tree).items()
     }
     before, here = shapes(expected), shapes(found)

@@ -194,6 +194,7 @@ def test_a_shorter_context_and_window_train_a_language_model():
     [
         ("{until: 3, set: {bach: 4}}", [], "batch"),
         ("{until: 3, set: {batch: four}}", [], "batch"),
+        ("{until: 3, set: {batch.rows: 4}}", [], "batch is a value"),
         ("{until: 3, set: {seed: 4}}", [], "seed"),
         ("{until: 3, set: {model.width: 4}}", [], "bias is float32"),
         ("{until: 3, set: {batch: 4}}, {until: 2, set: {batch: 8}}", [], "stages.1.until"),
