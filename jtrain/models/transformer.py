@@ -106,8 +106,9 @@ class Transformer(Published):
     """Factor of attention scores; null: 1 / square root of the size of a head."""
     logit_cap: float | None = Field(default=None, gt=0)
     """Soft cap of the logits; null: no cap."""
-    attention: Literal["xla", "cudnn", "splash"] = "xla"
-    """Implementation of attention: xla anywhere, cudnn on an NVIDIA GPU, splash on a TPU."""
+    attention: Literal["xla", "cudnn", "splash", "tokamax"] = "xla"
+    """Implementation of attention: xla anywhere, cudnn on an NVIDIA GPU, splash on a TPU, tokamax
+    where its package is installed."""
     scan: bool = False
     """Run the blocks as one loop over stacked parameters: a program as small as one block."""
     remat: Literal["none", "full", "dots", "dots_with_no_batch_dims", "names"] = "none"

@@ -3,6 +3,7 @@
 Parts of attention, combined, are compared with attention at once.
 """
 
+import functools
 import itertools
 import re
 
@@ -14,7 +15,7 @@ from comparison import assert_close
 
 from jtrain.models.attention import attention, blockwise
 from jtrain.models.attention.blockwise import Causal
-from jtrain.models.attention.kernels import splash
+from jtrain.models.attention.kernels import splash, tokamax
 from jtrain.parallel.attention.protocol import BlockPositions
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
@@ -77,11 +78,11 @@ def test_half_precision_has_a_softmax_in_full():
     assert exponential.endswith("xf32>")
 
 
-def by_both(window=None, soft_cap=None, segments=False, t=256, s=256, groups=H):
-    """Return the inputs, and the kernel and XLA as functions of them."""
+def by_both(kernel, window=None, soft_cap=None, segments=False, t=256, s=256, groups=H):
+    """Return the inputs, and a kernel and XLA as functions of them."""
     ids = jnp.asarray(np.arange(s)[None] // np.array([[70], [150]]), jnp.int32)
     options = {"window": window, "soft_cap": soft_cap, "segments": ids if segments else None}
-    by_kernel = lambda *x: splash(*x, scale=0.2, interpret=True, **options)
+    by_kernel = lambda *x: kernel(*x, scale=0.2, **options)
     by_xla = lambda *x: attention(*x, scale=0.2, **options)
     return draw(t, s, groups=groups, size=16), by_kernel, by_xla
 
@@ -92,7 +93,11 @@ def loosely(fn, *args):
         return fn(*args)
 
 
+KERNELS = {"splash": functools.partial(splash, interpret=True), "tokamax": tokamax}
+
+
 @pytest.mark.thorough
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(
     "options",
     [
@@ -102,8 +107,11 @@ def loosely(fn, *args):
     ],
     ids=lambda o: "-".join(o) or "plain",
 )
-def test_splash_interpreted_gives_what_xla_does(options):
-    qkv, by_kernel, by_xla = by_both(**options)
+def test_a_kernel_gives_what_xla_does(options, kernel):
+    """Splash is interpreted; tokamax has the kernel of a CPU."""
+    if kernel == "tokamax":
+        pytest.importorskip("tokamax")
+    qkv, by_kernel, by_xla = by_both(KERNELS[kernel], **options)
     up = jnp.cos(qkv[0])
 
     def both(fn):

@@ -18,7 +18,7 @@ from jtrain.models.presets import nearest_divisor
 Queries: TypeAlias = Float[Array, "b t h k"]
 KV: TypeAlias = Float[Array, "b s g k"]  # keys or values, those of a group of heads
 Segments: TypeAlias = Int[Array, "b s"] | None
-Implementation: TypeAlias = Literal["xla", "cudnn", "splash"]
+Implementation: TypeAlias = Literal["xla", "cudnn", "splash", "tokamax"]
 
 
 def attention(
@@ -46,7 +46,7 @@ def attention(
         scale: factor of the products; None: 1 / sqrt(k).
         segments: a number for each position, which sees only positions of the same number.
         implementation: `xla` (or None) writes the scores out and runs anywhere; `cudnn` needs an
-            NVIDIA GPU, `splash` a TPU. Neither is chosen by itself.
+            NVIDIA GPU, `splash` a TPU, `tokamax` its package. None is chosen by itself.
         platform: platform of the compiled program, if it is not that of this machine.
 
     Raises:
@@ -58,10 +58,10 @@ def attention(
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     _check(q, k, window, soft_cap)
-    if implementation in ("cudnn", "splash"):
+    if implementation in ("cudnn", "splash", "tokamax"):
         from jtrain.models.attention import kernels
 
-        kernel = kernels.cudnn if implementation == "cudnn" else kernels.splash
+        kernel = getattr(kernels, implementation)
         options = {"window": window, "soft_cap": soft_cap, "scale": scale, "segments": segments}
         return kernel(q, k, v, platform=platform, **options)
     if implementation not in (None, "xla"):

@@ -1,7 +1,7 @@
 """Attention by fused kernels, which never write the scores out.
 
-cuDNN's run on an NVIDIA GPU, splash on a TPU. The compiler cannot split a kernel over devices:
-under a mesh the placement runs it on each device's rows and heads
+cuDNN's run on an NVIDIA GPU, splash on a TPU, tokamax's on both. The compiler cannot split a kernel
+over devices: under a mesh the placement runs it on each device's rows and heads
 (`jtrain.parallel.attention.sequence_parallel`).
 """
 
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jtrain.errors import ConfigError
-from jtrain.models.attention import KV, Queries, Segments
+from jtrain.models.attention import KV, Queries, Segments, visible
 from jtrain.parallel.devices import Device, compute_capability
 
 AMPERE: tuple[int, int] = (8, 0)  # compute capabilities
@@ -114,6 +114,52 @@ def check_cudnn(
         raise ConfigError(
             f'attention by cuDNN needs {need}; or take implementation="xla" (model.attention=xla).'
         )
+
+
+def tokamax(
+    q: Queries,
+    k: KV,
+    v: KV,
+    *,
+    window: int | None,
+    soft_cap: float | None,
+    scale: float,
+    segments: Segments,
+    platform: str | None = None,
+) -> Float[Array, "b t h k"]:
+    """Return `jtrain.models.attention` by the kernel that tokamax chooses for the platform.
+
+    Raises:
+        ConfigError: if tokamax is not installed.
+
+    Source: https://github.com/openxla/tokamax.
+    """
+    del platform
+    try:
+        from absl import flags
+        from tokamax import dot_product_attention
+    except ImportError:
+        raise ConfigError(
+            "attention by tokamax needs its package (pip install tokamax); or take "
+            'implementation="xla" (model.attention=xla).'
+        ) from None
+    if not flags.FLAGS.is_parsed():  # else tokamax parses the words of the command line
+        flags.FLAGS.mark_as_parsed()
+    t, s = q.shape[1], k.shape[1]
+    mask = None if t == s else visible(t, s, window)[None, None]  # else it aligns the first ones
+    if segments is not None:
+        same = segments[:, None, s - t :, None] == segments[:, None, None]
+        mask = same if mask is None else mask & same
+    return dot_product_attention(
+        q,
+        k,
+        v,
+        mask=mask,
+        is_causal=t == s,
+        scale=scale,
+        local_window_size=None if window is None or t != s else (window - 1, 0),
+        logits_soft_cap=soft_cap,
+    )
 
 
 LANES = 128  # of a TPU: the least block
