@@ -29,6 +29,7 @@ EXAMPLES = {
     "minutes": "10 minutes",
 }
 LONGEST = 40  # characters of a duration
+PIECE = re.compile(r"pieces\.[1-9]")  # of joined schedules, but the first
 FROM_START = ("steps", "stages", "optimizer")  # keys of lengths that begin with the run
 _FACTORS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9}
 _FORM = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kMB]?)\s*(%|[A-Za-z]+)")
@@ -219,6 +220,11 @@ def _steps(key: str, length: Duration, facts: DurationUnits, total: int) -> Any:
             f"{key}: {length} cannot be counted, as {why}. Write {key}=500, in steps."
         )
     amount, first = length.amount * SECONDS.get(length.unit, 1), 0
+    if facts.earlier and length.unit in ("epochs", "rows", "tokens") and PIECE.search(key):
+        raise ConfigError(
+            f"{key}: {length} cannot be counted through stages, as its piece does not begin with "
+            f"the run. Write it in steps: {key}=500."
+        )
     for stop, units in facts.earlier if key.startswith(FROM_START) else ():
         own = _per_step(length.unit, units, total) or size
         if amount <= (stop - first) * own:

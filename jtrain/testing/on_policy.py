@@ -92,6 +92,8 @@ def assert_on_policy(
             by_split[name] = _largest(_find_rollouts(step.actual.state["extra"]))
         except (ShardingError, ConfigError) as error:
             not_compared.append(f"{name} was not compared: {str(error).split('. ')[0]}.")
+    if not by_split:
+        raise ConfigError("\n".join(["no split was compared:", *not_compared]))
     report = OnPolicyReport(by_split, tuple(not_compared))
     name, worst = max(by_split.items(), key=lambda pair: pair[1].size)
     if not worst.size <= tolerance:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -117,7 +117,7 @@ class AnswerEvaluation:
 
     def __call__(self, params: Params, extra: Extra) -> dict[str, float]:
         """Return the metrics of a model over all questions; the likeliest tokens are taken."""
-        params = _with_bias(self._model, params, extra)
+        params = with_bias(self._model, params, extra)
         sizes = [len(question.prompt) for question in self.questions]
         mark = np.asarray(self.stop, np.int32)
         # Prompts of like lengths together: a batch takes the steps of its longest text.
@@ -176,7 +176,7 @@ class TextCompletion:
         start = self.read(prompt.text) if prompt.text else empty_prompt(self.tokenizer)
         tokens = generate(
             model,
-            _with_bias(model, params, extra),
+            with_bias(model, params, extra),
             jnp.asarray(start, jnp.int32)[None],
             key,
             steps=prompt.tokens,
@@ -188,7 +188,13 @@ class TextCompletion:
         return decode_known(self.tokenizer, row)
 
 
-def _with_bias(model: IncrementalModel, params: Params, extra: Extra) -> Params:
+def model_extra(extra: Extra) -> Extra:
+    """Return the model's own `extra`, which an adapter's holds as `rest`."""
+    return extra.get("rest", extra) if isinstance(extra, Mapping) else extra
+
+
+def with_bias(model: IncrementalModel, params: Params, extra: Extra) -> Params:
+    """Return the parameters with the biases of experts, which `extra` carries, if it does."""
     return model.with_bias(params, extra) if isinstance(model, LanguageModel) else params
 
 

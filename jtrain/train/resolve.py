@@ -11,7 +11,7 @@ from jtrain.core.batches import FiniteBatches
 from jtrain.core.state import TrainState
 from jtrain.core.types import Extra, Key, Params
 from jtrain.data.batches.fingerprint import fingerprint
-from jtrain.data.batches.step_batches import SkipBatches, Window
+from jtrain.data.batches.step_batches import SkipBatches, Window, merge_windows
 from jtrain.errors import ConfigError, DataError
 from jtrain.optim.recipe import scaled
 from jtrain.optim.schedules import LearningRate
@@ -89,24 +89,29 @@ class Resolved:
             windows: of batches to skip; by default those of the config.
             own_rows: whether only the rows of this process are read.
         """
-        skipped = self.config.guard.without if windows is None else windows
+        skipped = merge_windows(self.config.guard.without if windows is None else windows)
         read = self.own_rows if own_rows else lambda batches: batches
         if self.starts is None:
             return SkipBatches(read(self.experiment.train), skipped)
-        each = [self._shifted(i, read) for i in range(len(self.stages) + 1)]
+        each = [self._shifted(i, skipped, read) for i in range(len(self.stages) + 1)]
         return StagedBatches(each, self.starts, skipped)
 
-    def source(self, step: int) -> Any:
-        """Return the batches, by number and of all processes, of the stage after `step` steps."""
+    def source(self, step: int, windows: Sequence[Window]) -> Any:
+        """Return the batches, by number and of all processes, of the stage after `step` steps.
+
+        Args:
+            windows: of the batches that are skipped.
+        """
         if self.starts is None:
             return self.experiment.train
-        return self._shifted(self.starts.find(step), lambda batches: batches)
+        return self._shifted(self.starts.find(step), windows, lambda batches: batches)
 
-    def _shifted(self, stage: int, read: Callable[[Any], Any]) -> ShiftedBatches:
+    def _shifted(
+        self, stage: int, windows: Sequence[Window], read: Callable[[Any], Any]
+    ) -> ShiftedBatches:
         assert self.starts is not None, "a run with stages"
         batches = (*self.stages, self)[stage].experiment.train
-        by = self.starts.batches[stage] - self.starts.first_step(stage)
-        return ShiftedBatches(read(batches), by)
+        return ShiftedBatches(read(batches), self.starts.shift(stage, windows))
 
     def trained(self, step: int, amount: Callable[["Resolved"], float]) -> float:
         """Return a sum over the first steps of the run, such as of rows.
@@ -189,7 +194,8 @@ def _resolve_stage(run: Resolved, number: int, experiment: Experiment) -> Resolv
     config = stage_config(run.config, number)
     if "microbatches" not in stage.set:
         config = fit_microbatches(run.config, config, strategy.shares)
-    check_divides(config.batch, strategy.shares, config.microbatches, name=f"stages.{number}.set")
+    key = f"stages.{number}.set.batch"
+    check_divides(config.batch, strategy.shares, config.microbatches, name=key)
     experiment = dataclasses.replace(experiment, optimizer=run.experiment.optimizer)
     check_same_state(number, run.abstract_state, trace_state(config, experiment))
     return dataclasses.replace(

@@ -132,6 +132,8 @@ def _fits(layout: Layout | Auto, config: RunConfig) -> bool:
     try:
         shares = layout.build().shares
         check_divides(config.batch, shares, config.microbatches)
+        for stage in config.stages:
+            check_divides(stage.set.get("batch", config.batch), shares, 1)
         check_divides(config.evaluate.batch or config.batch, shares, 1)
     except UserError:
         return False

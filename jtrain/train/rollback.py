@@ -60,6 +60,7 @@ def find_resume_point(
     found = broadcast_from_first(lambda: _agree(asked, directory, checkpoints))
     start = checkpoints.resume()
     about = {} if start is None else checkpoints.about(start)
+    _check_stages(config, start or 0, about)
     windows = merge_windows(map(_window, [*asked, *found["windows"], *about.get("without", [])]))
     batches = program.batches(schedule, windows)
     batches.train.restore(about.get("batches", {}))
@@ -70,6 +71,18 @@ def find_resume_point(
         known=about.get("guard", {}),
         extended=[] if start is None else find_length_changes(config, start, about),
     )
+
+
+def _check_stages(config: RunConfig, start: int, about: Mapping[str, Any]) -> None:
+    """Raise unless stages end where they did: a call's steps may have moved an end."""
+    stored = about.get("config", {}).get("stages", [])
+    for number, (then, now) in enumerate(zip(stored, config.stages, strict=False)):
+        if then["until"] != now.until:
+            raise ConfigError(
+                f"stages.{number} ended with step {then['until']} in the first {start} steps of "
+                f"the run, and ends with step {now.until} here, as steps_per_call is "
+                f"{config.steps_per_call}. Resume with the steps_per_call of that run."
+            )
 
 
 def record_rollback(batches: CallBatches, bad_steps: BadSteps, why: Rollback) -> None:

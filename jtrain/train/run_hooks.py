@@ -148,7 +148,8 @@ def find_best(run: Attempt, evaluations: Mapping[str, EvaluateEvery]) -> Evaluat
 def make_bad_steps(run: Attempt, state: TrainState) -> BadSteps:
     """Return the recorder that judges each step."""
     resume, path = run.resume, run.written_files and run.written_files.events
-    train, source = resume.batches.train, run.program.resolved.source
+    train = resume.batches.train
+    source = lambda step: run.program.resolved.source(step, train.windows)
     log = BadStepLog(path, train, source, resumed_at=resume.start)
     run.closing.callback(log.close)
     return BadSteps(

@@ -107,7 +107,8 @@ def resolve_durations(
     config = convert_durations(config, facts)
     for number in range(len(config.stages)):
         with stage_errors(number):
-            stages.append(build(stage_config(config, number)))
+            own = stage_config(config, number)
+            stages.append(build(convert_durations(own, facts._replace(batch=own.batch))))
     if "evaluate.patience" in found:
         config = _patience_in_evaluations(config, found["evaluate.patience"])
     for key, words in config.problems() if found else ():

@@ -112,6 +112,23 @@ class StageStarts:
         """Return the number of steps before a stage."""
         return (0, *self.stops)[stage]
 
+    def shift(self, stage: int, windows: Sequence[Window]) -> int:
+        """Return what leads from the number of a batch in the run to that among a stage's own.
+
+        Batches that are skipped in the stages before count by their rows.
+
+        Args:
+            windows: of batches to skip, as `merge_windows` returns them.
+        """
+        numbers = [_first_number(self.first_step(i), windows) for i in range(stage + 1)]
+        skipped = [number - self.first_step(i) for i, number in enumerate(numbers)]
+        own, amount = self.sizes[stage], 0
+        for i, (before, after) in enumerate(itertools.pairwise(skipped)):
+            each = self.sizes[i]
+            scale = (each.tokens or 1) / (own.tokens or 1)
+            amount += (after - before) * each.batch * scale
+        return self.batches[stage] + math.ceil(amount / own.batch) - numbers[-1]
+
     def total(self, step: int, each: Sequence[float]) -> float:
         """Return a sum over the first steps of a run.
 
@@ -139,6 +156,16 @@ class StageStarts:
         last = self.sizes[-1]
         share = own.batch * (own.tokens or 1) / (last.batch * (last.tokens or 1))
         return share if stage.lr == "linear" else math.sqrt(share)
+
+
+def _first_number(step: int, windows: Sequence[Window]) -> int:
+    """Return the number of a stage's first batch, before a window that begins with it."""
+    number = step
+    for first, stop in windows:
+        if number <= first:
+            break
+        number += stop - first
+    return number
 
 
 def count_stages(stages: Sequence[Stage], sizes: Sequence[DurationUnits]) -> StageStarts:

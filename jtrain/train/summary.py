@@ -191,6 +191,8 @@ def _describe_stages(resolved: Resolved) -> list[str]:
         factor = float(rate(stage.until - 1))
         scaled = f", learning rate x {factor:.3g}" * (factor != 1)
         lines.append(f"  to step {stage.until}: {written}{scaled}")
+    if config.stages and config.stages[-1].until >= config.steps:
+        lines.append(f"  the run ends at step {config.steps}, before its own values hold")
     return lines
 
 

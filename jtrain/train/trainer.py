@@ -302,9 +302,9 @@ class Trainer:
         if isinstance(store, DirectoryStore):
             with HEARTBEAT.during("save"):
                 store.finish()
-        # No process exits before process 0 has uploaded: JAX ends a process when others exit. A
-        # process that is gone is not waited for.
-        with HEARTBEAT.during("end"), contextlib.suppress(RuntimeError, ValueError):
+        # No process exits before process 0 has uploaded, which may take as long as a save: JAX ends
+        # a process when others exit. A process that is gone is not waited for.
+        with HEARTBEAT.during("save"), contextlib.suppress(RuntimeError, ValueError):
             barrier()
         return TrainedRun(
             status=status,
@@ -366,11 +366,12 @@ class Trainer:
 
         It is saved again, so that its checkpoint holds the number that makes it the best.
         """
-        for evaluation in evaluations:
-            if step not in evaluation.results:
-                evaluation.measure_once(step, state)
-                if evaluation is self.best_evaluation and evaluation.is_best(step):
-                    self.save_hook.save_again(step, state)
+        missing = [each for each in evaluations if step not in each.results]
+        for evaluation in missing:
+            evaluation.measure_once(step, state)
+        best = self.best_evaluation
+        if best is not None and best in missing and best.is_best(step):
+            self.save_hook.save_again(step, state)
 
     def _write_results(self, step: int, name: str, numbers: Mapping[str, Any]) -> None:
         self.metrics.row(step, name, numbers)

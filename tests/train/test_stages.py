@@ -17,7 +17,7 @@ from quick_study import At, PowerCutError, config_of, cut, kept, trained
 from jtrain.config.durations import DurationUnits, convert_durations
 from jtrain.core.placement import Unplaced
 from jtrain.data import Shuffled
-from jtrain.errors import UserError
+from jtrain.errors import ConfigError, UserError
 from jtrain.inspect.debug.audit import audit
 from jtrain.train.program import set_up
 from jtrain.train.stages import count_stages
@@ -117,19 +117,33 @@ def test_killed_at_a_change_it_comes_to_the_same_bits(unbroken):
     assert kept(trained(CONFIG, *RUN)) == unbroken(*RUN)
 
 
+SMALLER = "stages=[{until: 2, set: {batch: 32}}, {until: 4, set: {batch: 8}}]"
+
+
 @pytest.mark.usefixtures("study_home")
-def test_skipped_batches_are_skipped_in_their_stage_and_no_row_comes_twice():
-    resolved = set_up(config_of(CONFIG, [*RUN, "guard.without=[[1, 2], [4, 5]]"])).resolved
+@pytest.mark.parametrize(
+    ("stages", "without", "numbers", "skipped"),
+    [
+        (STAGES, "[[1, 2], [4, 5]]", [0, 2, 3, 5, 6], [*range(4, 8), *range(16, 20)]),
+        (STAGES, "[[4, 6]]", [0, 1, 2, 3, 6], range(16, 32)),
+        (SMALLER, "[[1, 2]]", [0, 2, 3, 4, 5], range(32, 64)),
+    ],
+)
+def test_skipped_batches_are_skipped_by_their_rows_and_no_row_comes_twice(
+    stages, without, numbers, skipped
+):
+    config = config_of(CONFIG, [*RUN[1:], stages, "steps=7", f"guard.without={without}"])
+    resolved = set_up(config).resolved
     train, rows = resolved.train(), resolved.experiment.train.source
-    assert [train.number(step) for step in range(5)] == [0, 2, 3, 5, 6]
+    assert [train.number(step) for step in range(5)] == numbers
     seen = []
-    for step in range(9):
-        numbers = resolved.source(step).indices(train.number(step))
-        assert (rows[numbers]["x"] == train[step]["x"]).all()
-        seen += numbers.tolist()
-    assert len(set(seen)) == len(seen) == 4 * 4 + 2 * 8 + 3 * 16
-    order = rows_of_steps(rows, 9)
-    assert not {*order[1], *order[0][4:]} & {*seen}
+    for step in range(7):
+        found = resolved.source(step, train.windows).indices(train.number(step))
+        assert (rows[found]["x"] == train[step]["x"]).all()
+        seen += found.tolist()
+    assert len(set(seen)) == len(seen)
+    order = [Shuffled(rows, size=1).indices(i)[0] for i in range(200)]
+    assert not {order[i] for i in skipped} & {*seen}
 
 
 @pytest.mark.usefixtures("study_home")
@@ -167,6 +181,10 @@ def test_lengths_and_rates_are_counted_through_the_stages():
     # 16 steps of 128 tokens, 6 of 512, and the rest of 1,024; the warmup ends with one of 512.
     assert (counted.steps, counted.optimizer.schedule.warmup) == (16 + 6 + 15, 16 + 1)
     assert starts.total(23, [4, 8, 16]) == 4 * 16 + 8 * 6 + 16
+    pieces = "{kind: join, pieces: [{steps: 2}, {steps: 1M tokens}, {}]}"
+    joined = config_of(SHAKESPEARE, ["steps=99", f"optimizer.schedule={pieces}", TOKENS])
+    with pytest.raises(ConfigError, match=r"pieces.1.steps: 1M tokens .* Write it in steps"):
+        convert_durations(joined, UNITS._replace(earlier=earlier))
     factor = starts.lr_factor(config.stages)
     found = [float(factor(step)) for step in (0, 15, 16, 21, 22)]
     assert_close(found, [8**-0.5, 8**-0.5, 0.5, 0.5, 1.0], 1e-6)
@@ -186,6 +204,15 @@ def test_a_shorter_context_and_window_train_a_language_model():
     staged = trained(SHAKESPEARE, *LANGUAGE, "steps=3", "name=s", short)
     assert losses(windowed)[:2] == losses(staged)[:2]
     assert losses(windowed)[2] != losses(staged)[2]
+
+
+@pytest.mark.usefixtures("study_home")
+def test_a_resume_whose_calls_would_move_an_end_is_refused():
+    settings = (STAGES.replace("until: 5", "until: 6"), *RUN[1:], "steps=12")
+    with pytest.raises(PowerCutError):
+        trained(CONFIG, *settings, hooks=[At(5, cut)])
+    with pytest.raises(ConfigError, match=r"step 6 .* step 8 here, as steps_per_call is 4"):
+        trained(CONFIG, *settings, "steps_per_call=4")
 
 
 @pytest.mark.usefixtures("study_home")

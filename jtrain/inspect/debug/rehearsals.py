@@ -281,7 +281,8 @@ def overfit(config: RunConfig, batches: int, *, log: Callable[[str], None]) -> O
         )
     repeated = FirstBatches(resolved.experiment.train, batches)
     experiment = dataclasses.replace(resolved.experiment, train=repeated)
-    program = Program(dataclasses.replace(resolved, experiment=experiment))
+    own = dataclasses.replace(resolved, experiment=experiment, starts=None, stages=())
+    program = Program(own)
     state = program.initial_state()
     before = jax.device_get(_checksums(state.params))
     losses: list[float] = []

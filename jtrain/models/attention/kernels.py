@@ -137,7 +137,7 @@ def tokamax(
     del platform
     try:
         from absl import flags
-        from tokamax import dot_product_attention
+        from tokamax import dot_product_attention  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise ConfigError(
             "attention by tokamax needs its package (pip install tokamax); or take "

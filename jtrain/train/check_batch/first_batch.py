@@ -59,6 +59,7 @@ class FirstBatch:
         weights: parameters and extra, or their shapes.
         draws: whether the loss gets a key, as in training.
         origin: for each row of the full batch its index in the data, if known.
+        microbatches: of a step, where rows of a batch may be hidden; 0: none are.
 
     Raises:
         LossError: if one value a row is broadcast against another, pairing all rows.
@@ -74,7 +75,9 @@ class FirstBatch:
         weights: tuple[Params, Extra],
         draws: bool,
         origin: Sequence[int] = (),
+        microbatches: int = 0,
     ):
+        self.microbatches = microbatches
         self._terms, self.draws, self._what, self._origin = terms, draws, what, origin
         self._rows = rows
         self._batch = {
@@ -226,10 +229,12 @@ def trace_train_batch(program: "Program", batches: SkipBatches, start: int) -> l
         LossError: if one value a row is broadcast against another, pairing all rows.
     """
     stage, number = program.at(start), batches.number(start)
-    rows = row_numbers(program.resolved.source(start), number)
+    rows = row_numbers(program.resolved.source(start, batches.windows), number)
     options = {"draws": True, "origin": [] if rows is None else rows.tolist()}
     first = lambda: batches[start] if number else stage.first.own
-    return _trace(stage, stage.resolved.experiment.train, first, "the first batch", **options)
+    train = stage.resolved.experiment.train
+    options["microbatches"] = stage.resolved.config.microbatches if train.ragged else 0
+    return _trace(stage, train, first, "the first batch", **options)
 
 
 def trace_set_batches(program: "Program") -> list[FirstBatch]:
@@ -273,9 +278,8 @@ def check_batches(program: "Program", batches: Sequence[FirstBatch], state: Trai
     for batch in batches:
         weights = to_device((state.params, state.extra), like)
         batch.check(batch.make_sums(weights, strategy))
-        if batch.draws and program.resolved.experiment.train.ragged:
-            microbatches = program.resolved.config.microbatches
-            batch.check_hidden(batch.make_sums(weights, strategy), microbatches)
+        if batch.microbatches:
+            batch.check_hidden(batch.make_sums(weights, strategy), batch.microbatches)
 
 
 def _parts(output: LossOutput) -> tuple[list[Any], list[Any]]:
