@@ -120,7 +120,7 @@ class Program:
         x = self.resolved
         return FirstRows(x.own_rows(x.experiment.train), x.strategy.part[1])
 
-    def place(self, batch: Batch, first: int = 0, schedule: CallSchedule | None = None) -> Any:
+    def place(self, batch: Batch, schedule: CallSchedule | None = None, *, first: int = 0) -> Any:
         """Put the batch of the call after step `first` on the devices."""
         schedule, starts = schedule or self.schedule, self.resolved.starts
         batch = mark_live(batch, schedule.longest) if schedule.varies else batch

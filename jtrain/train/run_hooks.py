@@ -168,7 +168,7 @@ def read_ahead(run: Attempt, record: StepRecorder | None) -> ReadAhead[Batch]:
     """Return the batches of the calls, on the devices; the record sees them first."""
     workers, schedule = run.config.workers, run.resume.schedule
     workers.check(run.program.resolved.experiment.train)
-    place = lambda batch, first: run.program.place(batch, first, schedule)
+    place = lambda batch, first: run.program.place(batch, schedule, first=first)
     observe = record and record.observe
     feed = run.resume.batches.read_ahead(workers, run.start, place, observe)
     return run.closing.enter_context(feed)

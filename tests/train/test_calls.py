@@ -101,7 +101,7 @@ def test_a_hook_changes_no_bit():
     program, states = set_up(numbers.config("run")), []
     for hooks in ([], [on_state(lambda step, state: None)]):
         schedule = program.schedule.ending_for(find_call_ends(hooks, 120))
-        place = lambda batch, schedule=schedule: program.place(batch, schedule)
+        place = lambda batch, first, schedule=schedule: program.place(batch, schedule)
         with program.batches(schedule).read_ahead(Workers(), 0, place) as feed:
             how = {"start": 0, "stop": 12, "hooks": hooks}
             how["steps_per_call"] = schedule.steps_per_call

@@ -251,7 +251,7 @@ def take_calls(
     while start < stop:
         take = take or program.compile_step(schedule, start=start)
         batch, end = batches.read(start), schedule.after(start)
-        state, metrics = take(state, program.place(batch, start, schedule))
+        state, metrics = take(state, program.place(batch, schedule, first=start))
         yield Call(start, end, batch, state, metrics)
         start = end
 
