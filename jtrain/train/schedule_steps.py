@@ -98,23 +98,23 @@ def resolve_durations(
     if asks_data:
         known = unresolved or _build_provisional(config, build, facts)
         facts = _sized(facts, known)
-    starts, stages, lr_factor = None, [], None
+    starts, built, stages, lr_factor = None, [], [], None
     if config.stages:
-        starts, config = _count_stages(config, build, facts)
+        starts, config, built = _count_stages(config, build, facts)
         facts = facts._replace(earlier=tuple(zip(starts.stops, starts.sizes, strict=False)))
         if any(stage.lr != 1 for stage in config.stages):
             lr_factor = starts.lr_factor(config.stages)
     config = convert_durations(config, facts)
-    for number in range(len(config.stages)):
+    for number, known in enumerate(built):
         with stage_errors(number):
             own = stage_config(config, number)
-            stages.append(build(convert_durations(own, facts._replace(batch=own.batch))))
+            of_stage = facts._replace(batch=own.batch)
+            stages.append(known or build(convert_durations(own, of_stage)))
     if "evaluate.patience" in found:
         config = _patience_in_evaluations(config, found["evaluate.patience"])
     for key, words in config.problems() if found else ():
         raise ConfigError(f"{key}: {words}")
-    if unresolved and isinstance(unresolved.optimizer, optax.GradientTransformation):
-        unresolved = None  # made of a number of steps, which was a duration
+    unresolved = _unless_made_of_steps(unresolved)
     experiment = unresolved or build(config)
     experiment = _with_optimizer(experiment, config, facts, lr_factor)
     return ResolvedRun(config, lengths, experiment, unresolved, starts, stages, lr_factor)
@@ -122,18 +122,23 @@ def resolve_durations(
 
 def _count_stages(
     config: RunConfig, build: Build, facts: DurationUnits
-) -> tuple[StageStarts, RunConfig]:
-    """Return where stages begin, and the config with a step for the end of each."""
-    sizes = []
+) -> tuple[StageStarts, RunConfig, list[Experiment | None]]:
+    """Return where stages begin, and the config with a step for the end of each.
+
+    With them come the stages' experiments; None where one must be built of a number of steps.
+    """
+    sizes, built = [], []
     for number in range(len(config.stages)):
         with stage_errors(number):
             own = stage_config(config, number)
-            known = _build_provisional(own, build, facts)
+            unresolved = _build_unresolved(own, build)
+            known = unresolved or _build_provisional(own, build, facts)
+            built.append(_unless_made_of_steps(unresolved))
             sizes.append(_sized(facts._replace(batch=own.batch), known))
     starts = count_stages(config.stages, [*sizes, facts])
     ends = zip(config.stages, starts.stops, strict=True)
     stages = tuple(dataclasses.replace(stage, until=stop) for stage, stop in ends)
-    return starts, dataclasses.replace(config, stages=stages)
+    return starts, dataclasses.replace(config, stages=stages), built
 
 
 def _sized(facts: DurationUnits, known: Experiment) -> DurationUnits:
@@ -154,6 +159,12 @@ def _build_unresolved(config: RunConfig, build: Build) -> Experiment | None:
         return build(config)
     except (UserError, TypeError, ValueError):  # it needs a number of steps, or fails with one too
         return None
+
+
+def _unless_made_of_steps(unresolved: Experiment | None) -> Experiment | None:
+    """Return an experiment unless its optimizer was made of steps that may be a duration."""
+    made = unresolved and isinstance(unresolved.optimizer, optax.GradientTransformation)
+    return None if made else unresolved
 
 
 def _build_provisional(config: RunConfig, build: Build, facts: DurationUnits) -> Experiment:
