@@ -125,38 +125,21 @@ class SaveHook(Hook, Recorder):
 
 def make_save_hook(
     attempt: Attempt,
-    *,
-    bad_steps: BadSteps,
-    evaluations: Mapping[str, EvaluateEvery],
     best: EvaluateEvery | None,
-    files: Sequence[JsonlWriter],
-    record: StepRecorder | None,
-    recompute: RecomputeCheck,
-    pause: Pause,
+    make_saver: "Callable[[DirectoryStore, SaveRetries], CheckpointSaver]",
 ) -> SaveHook:
     """Return the hook that saves the state; in memory it holds that of the best evaluation.
 
-    The arguments are those of `CheckpointSaver`.
+    Args:
+        make_saver: of a run in a directory.
     """
     store, config = attempt.store, attempt.config
     if isinstance(store, MemoryStore):
         return SaveHook(every=config.steps, save=store.holder(attempt.program, best), best=best)
     retries = SaveRetries(store.checkpoints)
-    saver = CheckpointSaver(
-        attempt,
-        store,
-        retries,
-        bad_steps=bad_steps,
-        evaluations=evaluations,
-        best=best,
-        files=files,
-        record=record,
-        recompute=recompute,
-        pause=pause,
-    )
     return SaveHook(
         every=config.checkpoint.every or config.steps,
-        save=saver,
+        save=make_saver(store, retries),
         best=best,
         saved=attempt.resume.start,
         retries=retries,

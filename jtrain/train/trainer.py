@@ -40,7 +40,7 @@ from jtrain.train.run_hooks import Attempt
 from jtrain.train.run_result import Status
 from jtrain.train.run_store import DirectoryStore, MemoryStore, RunStore, StartedRun
 from jtrain.train.runtime import explain_leaked_tracer
-from jtrain.train.save import make_save_hook
+from jtrain.train.save import CheckpointSaver, make_save_hook
 from jtrain.train.summary import banner_lines
 
 STATUS: Mapping[str, Status] = {"finished": "done", "interrupted": "stopped", "failed": "failed"}
@@ -172,7 +172,8 @@ class Trainer:
         self.pictures, self.samples = shown
         run_hooks.set_grace_budget(attempt, self.speed)
         flushed = [self.metrics.rows, self.step_record and self.step_record.rows]
-        self.save_hook = make_save_hook(
+        make_saver = functools.partial(
+            CheckpointSaver,
             attempt,
             bad_steps=self.bad_steps,
             evaluations=self.evaluations,
@@ -182,6 +183,7 @@ class Trainer:
             recompute=self.recompute,
             pause=self.pause,
         )
+        self.save_hook = make_save_hook(attempt, self.best_evaluation, make_saver)
         self.own_hooks = run_hooks.prepare_own_hooks(attempt, own_hooks, self.evaluations)
         recorders = [  # of every step; some are hooks below, too
             HooksPhase(),
