@@ -304,9 +304,8 @@ def _device_ids(order: str, shape: Sequence[int]) -> np.ndarray:
     ids = np.arange(math.prod(shape))
     if order:
         iota = DEVICE_IDS.search(order)
-        ids = (
-            _iota(*iota.groups()) if iota else np.array(_ints(",".join(re.findall(r"\d+", order))))
-        )
+        listed = lambda: np.array([int(n) for n in re.findall(r"\d+", order)])
+        ids = _iota(*iota.groups()) if iota else listed()
     if ids.size != math.prod(shape):
         raise HloError(f"its mesh has {math.prod(shape)} devices, and names {ids.size}")
     return ids.reshape(shape)

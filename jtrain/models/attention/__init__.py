@@ -71,7 +71,7 @@ def attention(
         )
     mask = visible(q.shape[1], k.shape[1], window)  # t s
     if segments is not None:
-        mask = mask[None] & (segments[:, -q.shape[1] :, None] == segments[:, None])  # b t s
+        mask = mask[None] & same_segment(segments, q.shape[1])
     return attention_where(q, k, v, mask, scale=scale, soft_cap=soft_cap)
 
 
@@ -108,6 +108,11 @@ def visible(t: int, s: int, window: int | None = None) -> Bool[Array, "t s"]:
     """Return which of the `s` positions each of the last `t` sees."""
     before = jnp.tri(t, s, s - t, dtype=bool)
     return before if window is None else before & ~jnp.tri(t, s, s - t - window, dtype=bool)
+
+
+def same_segment(segments: Int[Array, "b s"], t: int) -> Bool[Array, "b t s"]:
+    """Return which positions are in the segment of each of the last `t`."""
+    return segments[:, -t:, None] == segments[:, None]
 
 
 def _check(q, k, window, soft_cap):
@@ -163,5 +168,5 @@ class FullAttention:
         del platform
         visible = jnp.ones((q.shape[1], k.shape[1]), bool)
         if segments is not None:
-            visible = segments[:, :, None] == segments[:, None]
+            visible = same_segment(segments, q.shape[1])
         return attention_where(q, k, v, visible, scale=1 / math.sqrt(q.shape[-1]))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jtrain.errors import ConfigError
-from jtrain.models.attention import KV, Queries, Segments, visible
+from jtrain.models.attention import KV, Queries, Segments, same_segment, visible
 from jtrain.parallel.devices import Device, compute_capability
 
 AMPERE: tuple[int, int] = (8, 0)  # compute capabilities
@@ -44,7 +44,7 @@ def cudnn(
     Source: https://docs.jax.dev/en/latest/_autosummary/jax.nn.dot_product_attention.html.
     """
     check_cudnn(q, k, soft_cap=soft_cap, segments=segments, platform=platform)
-    same = None if segments is None else segments[:, :, None] == segments[:, None]
+    same = None if segments is None else same_segment(segments, q.shape[1])
     try:
         return jax.nn.dot_product_attention(
             q,
@@ -148,7 +148,7 @@ def tokamax(
     t, s = q.shape[1], k.shape[1]
     mask = None if t == s else visible(t, s, window)[None, None]  # else it aligns the first ones
     if segments is not None:
-        same = segments[:, None, s - t :, None] == segments[:, None, None]
+        same = same_segment(segments, t)[:, None]
         mask = same if mask is None else mask & same
     return dot_product_attention(
         q,
