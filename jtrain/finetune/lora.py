@@ -249,6 +249,11 @@ T = TypeVar("T")
 InitExtra: TypeAlias = Callable[[Params, Extra, int], Extra]
 
 
+def extra_of_model(extra: Extra) -> Extra:
+    """Return the `extra` of the model itself, with or without an adapter."""
+    return extra.get("rest", extra) if isinstance(extra, Mapping) else extra
+
+
 def adapted_loss(adapter: LowRankAdapter, loss: LossFn | Stateful) -> Stateful:
     """Return the loss of the terms; the frozen weights are carried and stay as they are."""
 

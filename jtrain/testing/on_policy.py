@@ -12,6 +12,7 @@ import numpy as np
 
 from jtrain.core.types import Extra
 from jtrain.errors import ConfigError, ShardingError
+from jtrain.finetune.lora import extra_of_model
 from jtrain.testing.case import build_loss_case
 from jtrain.testing.invariant import iter_variants
 from jtrain.testing.run_step import Layout, Steps, list_layouts
@@ -109,9 +110,8 @@ def assert_on_policy(
 
 def _find_rollouts(extra: Extra) -> Any:
     """Return the record of `policy_loss` in the `extra` of a state, under LoRA too, or None."""
-    if not isinstance(extra, Mapping):
-        return None
-    rollouts = extra.get("rest", extra).get("rollouts")
+    own = extra_of_model(extra)
+    rollouts = own.get("rollouts") if isinstance(own, Mapping) else None
     return rollouts if rollouts and "sampler_log_probs" in rollouts else None
 
 

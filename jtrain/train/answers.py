@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -186,11 +186,6 @@ class TextCompletion:
         )
         row = until_mark(jax.device_get(tokens)[0], np.asarray(self.stop), len(start))
         return decode_known(self.tokenizer, row)
-
-
-def model_extra(extra: Extra) -> Extra:
-    """Return the model's own `extra`, which an adapter's holds as `rest`."""
-    return extra.get("rest", extra) if isinstance(extra, Mapping) else extra
 
 
 def with_bias(model: IncrementalModel, params: Params, extra: Extra) -> Params:

@@ -20,8 +20,9 @@ import numpy as np
 from jtrain.data.sources.source import import_optional
 from jtrain.data.text.tokenizers import Tokenizer, decode_known
 from jtrain.errors import ConfigError
+from jtrain.finetune.lora import extra_of_model
 from jtrain.models.generate import IncrementalModel, generate_answers
-from jtrain.train.answers import empty_prompt, model_extra, with_bias
+from jtrain.train.answers import empty_prompt, with_bias
 from jtrain.train.loaded_run import LoadedRun, load
 from jtrain.train.tasks import BLOCK, Row, find_complete, make_scores, score_rows
 
@@ -163,7 +164,7 @@ class JtrainLM(_model.TemplateLM):
         text, ends = jax.device_get(
             generate_answers(
                 self._writer,
-                with_bias(self._writer, self._run.merged, model_extra(self._run.extra)),
+                with_bias(self._writer, self._run.merged, extra_of_model(self._run.extra)),
                 jnp.asarray(padded),
                 jnp.asarray(sizes),
                 start=max(min(lengths) // BLOCK * BLOCK, 1),
