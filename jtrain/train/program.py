@@ -143,7 +143,7 @@ class Program:
         stacked, starts = schedule.stacked, self.resolved.starts
 
         def compiled(program: Program) -> StepFn:
-            step = program._step(schedule)  # pyright: ignore[reportPrivateUsage]
+            step = program._step(schedule)
             options = {"stacked": stacked, "returns_state": True, "meanwhile": meanwhile}
             return self.resolved.strategy.compile(*step, **options)
 

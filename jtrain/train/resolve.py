@@ -23,7 +23,6 @@ from jtrain.train.initial_state import trace_state, with_shardings
 from jtrain.train.runtime import check_jit_enabled
 from jtrain.train.schedule_steps import ConfigDurations, resolve_durations
 from jtrain.train.stages import (
-    ShiftedBatches,
     StagedBatches,
     StageStarts,
     check_same_state,
@@ -73,7 +72,7 @@ class Resolved:
     @functools.cached_property
     def data(self) -> str:
         """Fingerprint of the training data; empty where the batches have none."""
-        found = [fingerprint(x.experiment.train) for x in (self, *self.stages)]
+        found = [fingerprint(x.experiment.train) for x in self.parts]
         return "; ".join(dict.fromkeys(found)) if all(found) else ""
 
     def own_rows(self, batches: Any) -> Any:
@@ -93,35 +92,24 @@ class Resolved:
         read = self.own_rows if own_rows else lambda batches: batches
         if self.starts is None:
             return SkipBatches(read(self.experiment.train), skipped)
-        each = [self._shifted(i, skipped, read) for i in range(len(self.stages) + 1)]
-        return StagedBatches(each, self.starts, skipped)
+        stages = [
+            SkipBatches(read(x.experiment.train), skipped, shift=self.starts.shift(i, skipped))
+            for i, x in enumerate(self.parts)
+        ]
+        return StagedBatches(stages, self.starts)
 
-    def source(self, step: int, windows: Sequence[Window]) -> Any:
-        """Return the batches, by number and of all processes, of the stage after `step` steps.
+    @property
+    def parts(self) -> Sequence["Resolved"]:
+        """Values of each stage, the rest of the run last; of a run without stages, its own."""
+        return (*self.stages, self)
 
-        Args:
-            windows: of the batches that are skipped.
-        """
-        if self.starts is None:
-            return self.experiment.train
-        return self._shifted(self.starts.find(step), windows, lambda batches: batches)
-
-    def _shifted(
-        self, stage: int, windows: Sequence[Window], read: Callable[[Any], Any]
-    ) -> ShiftedBatches:
-        assert self.starts is not None, "a run with stages"
-        batches = (*self.stages, self)[stage].experiment.train
-        return ShiftedBatches(read(batches), self.starts.shift(stage, windows))
-
-    def trained(self, step: int, amount: Callable[["Resolved"], float]) -> float:
+    def trained(self, step: int, each: Sequence[float]) -> float:
         """Return a sum over the first steps of the run, such as of rows.
 
         Args:
-            amount: returns that of a step, under the values of a stage.
+            each: the amount of a step of each of `parts`.
         """
-        if self.starts is None:
-            return step * amount(self)
-        return self.starts.total(step, [*map(amount, self.stages), amount(self)])
+        return step * each[0] if self.starts is None else self.starts.total(step, each)
 
     @property
     def learning_rate(self) -> LearningRate:

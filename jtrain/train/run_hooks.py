@@ -149,7 +149,7 @@ def make_bad_steps(run: Attempt, state: TrainState) -> BadSteps:
     """Return the recorder that judges each step."""
     resume, path = run.resume, run.written_files and run.written_files.events
     train = resume.batches.train
-    source = lambda step: run.program.resolved.source(step, train.windows)
+    source = run.program.resolved.train(train.windows, own_rows=False)
     log = BadStepLog(path, train, source, resumed_at=resume.start)
     run.closing.callback(log.close)
     return BadSteps(
@@ -179,13 +179,14 @@ def measure_speed(run: Attempt, feed: ReadAhead[Batch]) -> Speed:
     config, resolved = run.config, run.program.resolved
     own = [x for x in resolved.devices if x.process_index == jax.process_index()]
     peak = peak_flops(resolved.devices) if run.written_files else None
-    tokens = lambda step: resolved.trained(step, lambda x: x.config.batch * x.experiment.tokens)
+    rows = [x.config.batch for x in resolved.parts]
+    tokens = [x.config.batch * x.experiment.tokens for x in resolved.parts]
     return Speed(
         open_rows(run, run.written_files and run.written_files.speed),
         every=run.log_every,
         stop=config.steps,
-        rows=lambda step: resolved.trained(step, lambda x: x.config.batch),
-        tokens=tokens if resolved.experiment.tokens else None,
+        rows=lambda step: resolved.trained(step, rows),
+        tokens=(lambda step: resolved.trained(step, tokens)) if tokens[-1] else None,
         flops=_total_flops(run.program) if peak else (None, None),
         peak=peak,
         waited=lambda: feed.waited,
@@ -195,14 +196,15 @@ def measure_speed(run: Attempt, feed: ReadAhead[Batch]) -> Speed:
 
 def _total_flops(program: Program) -> tuple[Total | None, Total | None]:
     """Return the model's and the hardware's FLOPs over the first steps of a run."""
-    each = {id(x.resolved): count_step_flops(x) for x in (*program.stages, program)}
+    each = [count_step_flops(x) for x in (*program.stages, program)]
 
-    def total(of: int) -> Total | None:
-        if any(flops[of] is None for flops in each.values()):
+    def total(flops: Sequence[float | None]) -> Total | None:
+        known = [x for x in flops if x is not None]
+        if len(known) < len(flops):
             return None
-        return lambda step: program.resolved.trained(step, lambda x: each[id(x)][of] or 0.0)
+        return lambda step: program.resolved.trained(step, known)
 
-    return total(0), total(1)
+    return total([x.model for x in each]), total([x.hardware for x in each])
 
 
 def show_progress(

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
@@ -23,17 +23,10 @@ from jtrain.config.resolve import check, resolve_kinds
 from jtrain.config.schema import FieldSchema
 from jtrain.config.top import Stage
 from jtrain.core import pytree
-from jtrain.core.batches import Batches
 from jtrain.core.state import TrainState
 from jtrain.core.step import StepFn
 from jtrain.core.types import Batch, Metrics
-from jtrain.data.batches.step_batches import (
-    ResumableBatches,
-    SkipBatches,
-    Window,
-    read_at_once,
-    row_numbers,
-)
+from jtrain.data.batches.step_batches import SkipBatches, Window
 from jtrain.errors import ConfigError
 from jtrain.optim.schedules import LearningRate
 
@@ -226,34 +219,6 @@ def check_same_state(number: int, expected: TrainState, found: TrainState) -> No
             )
 
 
-class ShiftedBatches:
-    """Batches from another number on: `batches[n + by]`."""
-
-    def __init__(self, batches: Batches, by: int):
-        self._batches, self._by = batches, by
-
-    def __getitem__(self, step: int, /) -> Batch:
-        return self._batches[step + self._by]
-
-    def read_stacked(self, step: int, count: int, /) -> Mapping[str, Any] | None:
-        """Return the batches of `count` steps, stacked; None to read them one by one."""
-        return read_at_once(self._batches, step + self._by, count)
-
-    def indices(self, step: int) -> np.ndarray | None:
-        """Return the rows of the data set that a batch has; None where they have no numbers."""
-        return row_numbers(self._batches, step + self._by)
-
-    def state(self, step: int) -> Mapping[str, Any]:
-        """Return the state to save at a step; empty if the batches are functions of the step."""
-        inner = self._batches
-        return inner.state(step + self._by) if isinstance(inner, ResumableBatches) else {}
-
-    def restore(self, state: Mapping[str, Any], /) -> None:
-        """Resume from a state."""
-        if isinstance(self._batches, ResumableBatches):
-            self._batches.restore(state)
-
-
 class StagedBatches(SkipBatches):
     """The batch of each step, of the stage that takes it, without the batches in `windows`.
 
@@ -261,15 +226,16 @@ class StagedBatches(SkipBatches):
     skipped.
     """
 
-    def __init__(
-        self, batches: Sequence[ShiftedBatches], starts: StageStarts, windows: Iterable[Window]
-    ):
-        super().__init__((), windows)
-        self._starts = starts
-        self._stages = [SkipBatches(each, windows) for each in batches]
+    def __init__(self, stages: Sequence[SkipBatches], starts: StageStarts):
+        super().__init__((), stages[0].windows)
+        self._stages, self._starts = stages, starts
 
     def __getitem__(self, step: int, /) -> Mapping[str, Any]:
         return self._stages[self._starts.find(step)][step]
+
+    def indices(self, step: int) -> np.ndarray | None:
+        """Return the rows of the data set that a step takes; None where they have no numbers."""
+        return self._stages[self._starts.find(step)].indices(step)
 
     def read_stacked(self, step: int, count: int) -> Mapping[str, Any] | None:
         """Return the batches of `count` steps of one stage; None to read them one by one."""

@@ -102,12 +102,6 @@ def read_at_once(batches: StepBatches, first: int, count: int) -> Mapping[str, A
     return batches.read_stacked(first, count)
 
 
-def row_numbers(batches: Any, number: int) -> np.ndarray | None:
-    """Return the rows of the data set in a batch; None where the batches do not number them."""
-    indices = getattr(batches, "indices", None)
-    return None if indices is None else indices(number)
-
-
 class StackedBatches:
     """`calls[i]`: the batch of step i, or the batches of `steps` steps from `i * steps` on: k b ...
 
@@ -181,13 +175,21 @@ class SkipBatches:
 
     A step's batch depends on the step and the windows alone. So a run that adds a window of later
     batches on its way takes the same steps as a run that had the window from the start.
+
+    Args:
+        shift: what leads from the number of a batch in the run to that in `batches`.
     """
 
-    def __init__(self, batches: StepBatches, windows: Iterable[Window] = ()):
-        self._batches, self.windows = batches, merge_windows(windows)
+    def __init__(self, batches: StepBatches, windows: Iterable[Window] = (), *, shift: int = 0):
+        self._batches, self.windows, self._shift = batches, merge_windows(windows), shift
 
     def __getitem__(self, step: int, /) -> Mapping[str, Any]:
-        return self._batches[self.number(step)]
+        return self._batches[self.number(step) + self._shift]
+
+    def indices(self, step: int) -> np.ndarray | None:
+        """Return the rows of the data set that a step takes; None where they have no numbers."""
+        indices = getattr(self._batches, "indices", None)
+        return None if indices is None else indices(self.number(step) + self._shift)
 
     def number(self, step: int) -> int:
         """Return the number of a step's batch."""
@@ -196,12 +198,13 @@ class SkipBatches:
     def read_stacked(self, step: int, count: int) -> Mapping[str, Any] | None:
         """Return the batches of `count` steps, stacked; None if they cannot be read at once."""
         first, last = self.number(step), self.number(step + count - 1)
-        return read_at_once(self._batches, first, count) if last - first < count else None
+        at = first + self._shift
+        return read_at_once(self._batches, at, count) if last - first < count else None
 
     def state(self, step: int) -> Mapping[str, Any]:
         """Return the state to save at a step; empty if the batches are functions of the step."""
-        batches = self._batches
-        return batches.state(self.number(step)) if isinstance(batches, ResumableBatches) else {}
+        batches, number = self._batches, self.number(step) + self._shift
+        return batches.state(number) if isinstance(batches, ResumableBatches) else {}
 
     def restore(self, state: Mapping[str, Any], /) -> None:
         """Resume from the state of a checkpoint.

@@ -17,7 +17,7 @@ from jtrain.core.mean import Mean
 from jtrain.core.rows import with_rows
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch, Extra, Key, LossFn, Params
-from jtrain.data.batches.step_batches import SkipBatches, row_numbers
+from jtrain.data.batches.step_batches import SkipBatches
 from jtrain.data.sources.source import to_native
 from jtrain.distributed.multihost import all_gather
 from jtrain.errors import DataError
@@ -229,7 +229,7 @@ def trace_train_batch(program: "Program", batches: SkipBatches, start: int) -> l
         LossError: if one value a row is broadcast against another, pairing all rows.
     """
     stage, number = program.at(start), batches.number(start)
-    rows = row_numbers(program.resolved.source(start, batches.windows), number)
+    rows = program.resolved.train(batches.windows, own_rows=False).indices(start)
     options = {"draws": True, "origin": [] if rows is None else rows.tolist()}
     first = lambda: batches[start] if number else stage.first.own
     train = stage.resolved.experiment.train

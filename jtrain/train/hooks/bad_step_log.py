@@ -1,11 +1,10 @@
 """File events.jsonl: the bad steps of a run, and its decisions to roll back."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from jtrain.data.batches.scan import NonfiniteValue, find_nonfinite
-from jtrain.data.batches.step_batches import row_numbers
 from jtrain.errors import CheckpointError
 from jtrain.io.jsonl import JsonlWriter, complete_rows
 
@@ -31,17 +30,12 @@ class BadStepLog:
     Args:
         path: the file, created at the first event; None to write none.
         train: batch of each step from 0, as this process reads it: a `SkipBatches`.
-        source: returns the experiment's batches, which may number their rows, after a step.
+        source: the same with the rows of all processes, which it may number.
         resumed_at: as `JsonlWriter` takes it.
     """
 
     def __init__(
-        self,
-        path: Path | None,
-        train: Any,
-        source: Callable[[int], Any],
-        *,
-        resumed_at: int | None = None,
+        self, path: Path | None, train: Any, source: Any, *, resumed_at: int | None = None
     ):
         self.train, self._source = train, source
         self._path, self._resumed_at = path, resumed_at
@@ -64,7 +58,7 @@ class BadStepLog:
         are left out where the data set does not number them.
         """
         number = self.train.number(step - 1)
-        rows = row_numbers(self._source(step - 1), number)
+        rows = self._source.indices(step - 1)
         return {"batch": number, **({} if rows is None else {"rows": rows.tolist()})}
 
     def find_nonfinite(self, step: int) -> tuple[NonfiniteValue, int | None] | None:

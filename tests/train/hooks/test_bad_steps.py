@@ -54,7 +54,7 @@ class Rows:
 
 def log_in(path: Path, rows=None, **options) -> BadStepLog:
     rows = rows or Rows()
-    return BadStepLog(path, rows, lambda step: rows, **options)
+    return BadStepLog(path, rows, rows, **options)
 
 
 def judged(tmp_path, guard, *, every=10, steps=100, **options) -> BadSteps:
