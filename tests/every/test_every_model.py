@@ -255,7 +255,9 @@ def walked(name: str, layout: str, microbatches: int) -> tuple[np.ndarray, Train
     step = jt.make_step(loss_of(name, where.placement), OPTIMIZER, **how, ragged=True, unroll=True)
     row, every = MEMBERS[name], np.arange(ROWS, dtype=np.int32)
     batch = {"inputs": row.inputs, "targets": row.targets, "row": every}
-    batches = [where.place({**batch, "mask": every != i}) for i in range(STEPS)]
+    # A third step divides by the statistics of few values: rounding grows a hundredfold.
+    steps = STEPS if rows_interact(name) == "never" else 2
+    batches = [where.place({**batch, "mask": every != i}) for i in range(steps)]
     program = where.compile(step, begin, batches[0], returns_state=True)
     state, losses = jax.device_put(begin, where.shardings(begin)), []
     for batch in batches:
