@@ -15,6 +15,7 @@ from jtrain.core.step import make_step
 from jtrain.parallel import FSDP, Mirrored, Single, Strategy
 
 STRATEGIES = ["single", "mirrored jit", "mirrored shard_map", "mirrored pmap", "fsdp"]
+EXPLICIT = ["mirrored explicit", "fsdp explicit"]
 
 
 def strategy(name: str, devices: int) -> Strategy:
@@ -24,7 +25,9 @@ def strategy(name: str, devices: int) -> Strategy:
         assert devices == 1, "single is one device"
         return Single().build()
     if kind == "fsdp":
-        return FSDP(devices=devices, min_size=0).build()
+        return FSDP(devices=devices, min_size=0, explicit=impl == "explicit").build()
+    if impl == "explicit":
+        return Mirrored(devices=devices, explicit=True).build()
     return Mirrored(impl=impl, devices=devices).build()
 
 

@@ -57,6 +57,10 @@ class Placement(Protocol):
         """Return `x` with its positions back from the order of `order` in their own."""
         ...
 
+    def sums(self, fn: Callable[..., Any], *arrays: Any) -> Any:
+        """Return `fn(*arrays)`, sums over rows and time, however the arrays are sharded."""
+        ...
+
     def saved(self, names: Sequence[str]) -> Callable[..., Any]:
         """Return the `jax.checkpoint` policy that saves these names (`checkpoint_name`)."""
         ...
@@ -125,6 +129,10 @@ class Unplaced:
     def put_back(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
         """Return `x`."""
         return x
+
+    def sums(self, fn: Callable[..., Any], *arrays: Any) -> Any:
+        """Return `fn(*arrays)`."""
+        return fn(*arrays)
 
     def saved(self, names: Sequence[str]) -> Callable[..., Any]:
         """Return the policy that saves these names on the device that computed them."""

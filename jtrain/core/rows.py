@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Shaped
 
 from jtrain.core.pytree import named_leaves
-from jtrain.core.types import Batch, Key, Keys
+from jtrain.core.types import Batch, Key
 from jtrain.errors import LossError
 
 THREEFRY = "threefry2x32"
@@ -47,11 +47,6 @@ def threefry(keys: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
     for word in jax.random.key_data(keys) if typed else keys:
         made = jax.random.fold_in(made, word)
     return made
-
-
-def first_key(rng: Keys) -> Key:
-    """Return `rng`, or the first of the keys of rows, for layers that draw once for all rows."""
-    return rng if rng.ndim == 0 else rng[0]
 
 
 @contextlib.contextmanager

@@ -66,9 +66,13 @@ def chunked_next_token(
     each = spread_weights(weights, real.shape)
     each = None if each is None else jnp.where(real, each, 0).astype(_wide(hidden.dtype))
     arrays = hidden, head.astype(hidden.dtype), targets, real, each
-    value, sums = cast(tuple[Array, _Sums], _loss(settings, *arrays))
-    sums = jax.lax.stop_gradient(sums)
-    mean = lambda by_row: Mean(by_row.sum(), weight)
+
+    def summed(*arrays: Any) -> tuple[Array, _Sums]:
+        value, by_row = cast(tuple[Array, _Sums], _loss(settings, *arrays))
+        return value, jax.tree.map(jnp.sum, jax.lax.stop_gradient(by_row))
+
+    value, sums = placement.sums(summed, *arrays)
+    mean = lambda total: Mean(total, weight)
     weight = real.sum(dtype=jnp.float32) if each is None else each.sum()
     metrics = {"accuracy": mean(sums.hits)}
     if z_loss:

@@ -4,15 +4,17 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import jax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, Shaped
 
 from jtrain.core.placement import Layer, Unplaced
 from jtrain.core.types import Dims, Params
 from jtrain.errors import ShardingError
+from jtrain.parallel.attention.protocol import Attention
 from jtrain.parallel.attention.sequence_parallel import ContextBy, SequenceParallelAttention
 from jtrain.parallel.expert_exchange import exchange_experts
+from jtrain.parallel.explicit import by_compiler, gather_layer, keeps_split, place
 from jtrain.parallel.leaf_sharding import LeafSharding
 from jtrain.parallel.offload import Offload, remat_policy
 from jtrain.parallel.pipeline.pipeline import through_stages
@@ -89,11 +91,8 @@ class MeshPlacement:
         self._mesh, self._rules, self._sizes = mesh, rules, dict(mesh.shape)
         repeats = schedule.repeats if schedule else 1
         attention = SequenceParallelAttention(mesh, rules, context_by, repeats=repeats)
-        self.attend, self.order, self.put_back = (
-            attention.attend,
-            attention.order,
-            attention.put_back,
-        )
+        self._attention, self.order = attention, attention.order
+        self.put_back = keeps_split(attention.put_back, 2)
         self._usage, self._offload, self._schedule = usage, offload, schedule
 
     @property
@@ -114,7 +113,23 @@ class MeshPlacement:
         """
         choice = split_evenly(x.shape, dims, self._rules, self._sizes)
         self._usage.note(choice, dims)
-        return jax.lax.with_sharding_constraint(x, NamedSharding(self._mesh, choice.spec))
+        return place(x, self._mesh, choice.spec)
+
+    def attend(
+        self,
+        attention: Attention,
+        q: Float[Array, "b t h k"],
+        k: Float[Array, "b s g k"],
+        v: Float[Array, "b s g k"],
+        segments: Int[Array, "b s"] | None = None,
+    ) -> Float[Array, "b t h k"]:
+        """Return the attention over the shards of q, k and v; see `SequenceParallelAttention`."""
+        of_queries = lambda q, *others: self._attention.attend(attention, q, *others)
+        return keeps_split(of_queries, 3)(q, k, v, segments)
+
+    def sums(self, fn: Callable[..., Any], *arrays: Any) -> Any:
+        """Return `fn(*arrays)`, inside of which the compiler places arrays."""
+        return by_compiler(fn, P, *arrays)
 
     def saved(self, names: Sequence[str]) -> Callable[..., Any]:
         """Return the policy that saves these names on the device or in the memory of the host."""
@@ -132,14 +147,19 @@ class MeshPlacement:
     ) -> Float[Array, "b t d"]:
         """Apply `mix` on each device to the tokens of its `expert` axis and its own experts."""
         copies = self._rules["copies"] if self._schedule else ()
-        return exchange_experts(self._mesh, mix, x, chosen, weights, kernels, dims, copies)
+
+        def exchange(x: Array, chosen: Array, weights: Array, kernels: Sequence[Array]) -> Array:
+            return exchange_experts(self._mesh, mix, x, chosen, weights, kernels, dims, copies)
+
+        return keeps_split(exchange, 2)(x, chosen, weights, kernels)
 
     def layers(
         self, layer: Layer, stack: Params, x: Float[Array, "b t d"], rows: Any
     ) -> tuple[Float[Array, "b t d"], Any]:
         """Apply layers in a loop, or in the stages of a pipeline: `parallel.pipeline`."""
         if self._schedule is None:
-            return Unplaced().layers(layer, stack, x, rows)
+            gathered = lambda one, x, rows: layer(gather_layer(one), x, rows)
+            return Unplaced().layers(gathered, stack, x, rows)
         axes = tuple(axis for axis in self._rules["copies"] if axis in self._sizes)
         copies = math.prod(self._sizes[axis] for axis in axes)
         split = RowSplit(copies, self.rows // self._schedule.stages // copies, axes, self._mesh)

@@ -67,6 +67,7 @@ def take_step(case: LossCase, variant: StepVariant, make: MakeStep, batch: Batch
     """Compile a step of a case, and return its result from the first state."""
     first, strategy = init_first_state(case), variant.strategy
     loss = variant.change(case.loss.build(strategy.placement if strategy else Unplaced()))
+    loss = strategy.loss(loss, case.dims) if strategy else loss
     more = {"sharding": strategy.gradient_sharding(first.params, case.dims)} if strategy else {}
     step = make(
         loss,

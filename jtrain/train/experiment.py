@@ -247,12 +247,13 @@ class RunConfig(BaseConfig, abc.ABC):
             yield "lora.on", "is empty, so nothing would be trained; set lora.on='[\"*\"]'"
         if self.lora.on and not self.lora.rank:
             yield "lora.rank", "is 0, which means no LoRA; set lora.rank=8, or leave lora.on out"
-        if self.lora.rank and isinstance(self.precision, FP8):
-            yield (
-                "precision.kind",
-                "is fp8, whose products are of whole kernels, and lora splits a kernel into frozen "
-                "weights and terms; set precision.kind=bf16, or leave lora out",
-            )
+        fp8 = isinstance(self.precision, FP8)
+        if fp8 and self.lora.rank:
+            why = "is fp8, whose products are of whole kernels, which lora makes sums of two"
+            yield "precision.kind", f"{why}; set precision.kind=bf16, or leave lora out"
+        if fp8 and getattr(self.parallel, "explicit", False):
+            why = "is fp8, whose products are rewritten without the split of their results"
+            yield "precision.kind", f"{why}; set precision.kind=bf16, or parallel.explicit=false"
 
     @abc.abstractmethod
     def build(self, place: Placement) -> Experiment:

@@ -151,7 +151,8 @@ def _resolve(
     run = resolve_durations(requested, build, seconds, unresolved)
     config, rule = run.config, strategy.optimizer(run.experiment.transformation)
     sample = _make_sample(config, run.experiment)
-    experiment = dataclasses.replace(run.experiment, optimizer=rule, sample=sample)
+    loss = strategy.loss(run.experiment.loss, run.experiment.dims)
+    experiment = dataclasses.replace(run.experiment, loss=loss, optimizer=rule, sample=sample)
     shapes = trace_state(config, experiment)
     resolved = Resolved(
         config=config,
@@ -184,7 +185,8 @@ def _resolve_stage(run: Resolved, number: int, experiment: Experiment) -> Resolv
         config = fit_microbatches(run.config, config, strategy.shares)
     key = f"stages.{number}.set.batch"
     check_divides(config.batch, strategy.shares, config.microbatches, name=key)
-    experiment = dataclasses.replace(experiment, optimizer=run.experiment.optimizer)
+    loss, rule = strategy.loss(experiment.loss, experiment.dims), run.experiment.optimizer
+    experiment = dataclasses.replace(experiment, loss=loss, optimizer=rule)
     check_same_state(number, run.abstract_state, trace_state(config, experiment))
     return dataclasses.replace(
         run, config=config, experiment=experiment, starts=None, lr_factor=None

@@ -96,9 +96,11 @@ class Case(NamedTuple):
     layout: str
     model: str
     microbatches: int = 1
+    explicit: bool = False
 
     def __str__(self) -> str:
-        return f"{self.layout}-{self.model}-{self.microbatches} microbatches"
+        axes = "-explicit" * self.explicit
+        return f"{self.layout}-{self.model}-{self.microbatches} microbatches{axes}"
 
 
 # Each axis, and each way that differs, in few compilations; the first by default.
@@ -115,6 +117,11 @@ QUICK = [
     Case("tensor x context", "deepseek", 1),
     Case("stage x data", "deepseek", 1),
     Case("stage x slice x fsdp, circular", "gpt", 2),
+    Case("data x fsdp", "gpt", 2, explicit=True),
+    Case("fsdp x tensor", "llama", 1, explicit=True),
+    Case("tensor x context", "mixtral", 1, explicit=True),
+    Case("fsdp x expert x tensor", "deepseek", 2, explicit=True),
+    Case("slice x fsdp, zero 1", "llama written out", 2, explicit=True),
 ]
 MATRIX = [
     Case(layout, model, 1 + (i + j) % 2)
@@ -122,6 +129,11 @@ MATRIX = [
     for j, model in enumerate(MODELS)
     if model in EXPERTS or "expert" not in layout
     if MODELS[model].get("scan") or "stage" not in layout
+]
+MATRIX += [
+    Case(layout, "mixtral" if "expert" in layout else "llama", explicit=True)
+    for layout in LAYOUTS
+    if "stage" not in layout
 ]
 
 
@@ -168,8 +180,9 @@ def walk(where: Strategy, model: str, microbatches: int, steps: int, optimizer: 
     like = jax.eval_shape(make)
     state = jax.jit(make, out_shardings=where.shardings(like, network.dims))()
     known = {"microbatches": microbatches, "psum": where.psum, "ragged": True}
+    whole = where.loss(stateful(loss), network.dims)
     step = make_step(
-        stateful(loss), rule, sharding=where.gradient_sharding(like.params, network.dims), **known
+        whole, rule, sharding=where.gradient_sharding(like.params, network.dims), **known
     )
     program = where.compile(step, state, where.place(batch(0)), returns_state=True)
     losses, gradient = [], None
@@ -187,7 +200,8 @@ def reference(model: str, steps: int, optimizer: str) -> Walk:
 
 def check(case: Case, steps: int, optimizer: str, printed: Any) -> str:
     """Compares, and gives the figures in words."""
-    where = Axes(min_size=0, devices=8, **LAYOUTS[case.layout]).build()
+    values = {**LAYOUTS[case.layout], "explicit": case.explicit}
+    where = Axes(min_size=0, devices=8, **values).build()
     got = walk(where, case.model, case.microbatches, steps, optimizer)
     want = reference(case.model, steps, optimizer)
     apart = np.abs(got.losses / want.losses - 1)

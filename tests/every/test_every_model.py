@@ -16,7 +16,7 @@ import optax
 import pytest
 from cases import by_name
 from comparison import assert_close, bitwise, distance
-from layouts import STRATEGIES, strategy
+from layouts import EXPLICIT, STRATEGIES, strategy
 
 import jtrain as jt
 from jtrain.core.pytree import describe, named_leaves
@@ -217,16 +217,17 @@ SPLITS = {
     "efficientnet lite": ("mirrored jit", 1),
     "vit": ("mirrored pmap", 1),
 }
+JOINED = ("mirrored jit", "fsdp", *EXPLICIT)  # one program, in which all rows meet
 CASES = [
     pytest.param(
         *(name, layout, count),
         marks=pytest.mark.thorough if (layout, count) == SPLITS[name] else pytest.mark.slow,
     )
     for name in SPLITS
-    for layout in STRATEGIES
+    for layout in [*STRATEGIES, *EXPLICIT]
     for count in (1, 2)
-    if (layout, count) != ("single", 1)
-    if rows_interact(name) == "never" or (layout in ("mirrored jit", "fsdp") and count == 1)
+    if (layout, count) != ("single", 1) and (count == 1 or layout not in EXPLICIT)
+    if rows_interact(name) == "never" or (layout in JOINED and count == 1)
 ]
 
 
@@ -252,7 +253,9 @@ def walked(name: str, layout: str, microbatches: int) -> tuple[np.ndarray, Train
     _, params, extra = ready(MEMBERS[name])
     begin = jax.device_get(jt.new_state(params, OPTIMIZER, jax.random.key(1), extra))
     how = {"microbatches": microbatches, "rows_interact": rows_interact(name), "psum": where.psum}
-    step = jt.make_step(loss_of(name, where.placement), OPTIMIZER, **how, ragged=True, unroll=True)
+    step = jt.make_step(
+        where.loss(loss_of(name, where.placement)), OPTIMIZER, **how, ragged=True, unroll=True
+    )
     row, every = MEMBERS[name], np.arange(ROWS, dtype=np.int32)
     batch = {"inputs": row.inputs, "targets": row.targets, "row": every}
     # A third step divides by the statistics of few values: rounding grows a hundredfold.

@@ -8,7 +8,7 @@ import pytest
 from comparison import assert_close, bitwise, distance
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from layouts import STRATEGIES, strategy
+from layouts import EXPLICIT, STRATEGIES, strategy
 from line import height, line, points, squared, start
 
 from jtrain.core.state import new_state
@@ -18,10 +18,10 @@ from jtrain.parallel import Strategy
 from jtrain.parallel.strategies.mirrored import flat_psum
 
 ADAMW = optax.adamw(0.1)
-DEVICES = {name: 1 if name == "single" else 4 for name in STRATEGIES}
+DEVICES = {name: 1 if name == "single" else 4 for name in [*STRATEGIES, *EXPLICIT]}
 
 
-@pytest.fixture(params=STRATEGIES)
+@pytest.fixture(params=DEVICES)
 def where(request) -> Strategy:
     return strategy(request.param, DEVICES[request.param])
 
@@ -29,7 +29,7 @@ def where(request) -> Strategy:
 def compiled(where: Strategy, loss=squared, **options):
     """Return a step, its initial state and a placed batch."""
     state, batch = start(ADAMW, where, options.pop("extra", ())), where.place(points(16))
-    step = make_step(loss, ADAMW, psum=where.psum, **options)
+    step = make_step(where.loss(loss), ADAMW, psum=where.psum, **options)
     return where.compile(step, state, batch, returns_state=True), state, batch
 
 
@@ -82,7 +82,7 @@ def test_a_weakly_typed_parameter_is_no_other_array(where):
     make = lambda: new_state(line() | {"offset": jnp.array(0.25)}, ADAMW, jax.random.key(0))
     state = jax.jit(make, out_shardings=where.shardings(jax.eval_shape(make)))()
     batch = where.place(points(16))
-    step = make_step(squared, ADAMW, psum=where.psum)
+    step = make_step(where.loss(squared), ADAMW, psum=where.psum)
     step = where.compile(step, state, batch, returns_state=True)
     for _ in range(3):
         state, _ = step(state, batch)

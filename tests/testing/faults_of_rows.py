@@ -10,8 +10,8 @@ from planted import CLASSES, CLASSIFIER, Planted, counted, errors, good, height,
 
 from jtrain.core.loss import stateful
 from jtrain.core.mean import Mean
-from jtrain.core.rows import first_key, row_keys
-from jtrain.models.adapters import mean_of_slices
+from jtrain.core.rows import row_keys
+from jtrain.models.adapters import first_key, mean_of_slices
 from jtrain.models.adapters.libraries import from_linen
 
 

@@ -14,6 +14,7 @@ from jtrain.core.model import Model, is_training
 from jtrain.core.pytree import at_least_f32
 from jtrain.core.types import Extra, Key, Keys, Leaf, Params
 from jtrain.errors import LossError
+from jtrain.parallel.explicit import whole
 
 # A Model, an nnx module, or a function of (params, *inputs) that does the same in training.
 AnyModel: TypeAlias = Any
@@ -212,3 +213,8 @@ def stateful_output(old: Extra, new: Extra, mask: Bool[Array, "b"]) -> Extra:
         after if isinstance(after, Mean) else mean_of_slices(before, after, mask)
     )
     return jax.tree.map(leaf, old, new)
+
+
+def first_key(rng: Keys) -> Key:
+    """Return `rng`, or the first of the keys of rows, for layers that draw once for all rows."""
+    return rng if rng.ndim == 0 else whole(rng)[0]

@@ -16,11 +16,11 @@ from flax.traverse_util import unflatten_dict
 
 from jtrain.core.model import Model
 from jtrain.core.pytree import name
-from jtrain.core.rows import check_no_hidden_rows, first_key, threefry
+from jtrain.core.rows import check_no_hidden_rows, threefry
 from jtrain.core.types import Extra, Key, Keys, Leaf, Params
 from jtrain.errors import ConfigError, LossError
 from jtrain.errors.advice import CARRY_EXTRA
-from jtrain.models.adapters import OF_BATCH, keys_argument, make_apply, make_switch
+from jtrain.models.adapters import OF_BATCH, first_key, keys_argument, make_apply, make_switch
 from jtrain.models.adapters.cpu_pools import fast_pools
 
 

@@ -13,7 +13,7 @@ from flax.traverse_util import unflatten_dict
 from jtrain.core.loss import Stateful
 from jtrain.core.model import Model
 from jtrain.core.pytree import named_leaves
-from jtrain.core.rows import first_key, row_keys
+from jtrain.core.rows import row_keys
 from jtrain.core.types import Batch, Dims, Extra, Key, Keys, Metrics, Params, RowsInteract
 from jtrain.errors import LossError
 from jtrain.errors.advice import CARRY_EXTRA
@@ -22,6 +22,7 @@ from jtrain.models.adapters import (
     EVALUATES,
     OF_BATCH,
     TRAINS,
+    first_key,
     keys_argument,
     make_apply,
     stateful_output,

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from jtrain.parallel.explicit import keeps_split
+
 
 class Convolution(nnx.Module):
     """A `kernel` x `kernel` convolution with a padding of `kernel // 2` zeros.
@@ -117,6 +119,7 @@ def _same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
     return reached // 2, reached - reached // 2
 
 
+@keeps_split
 def max_pool(
     x: Float[Array, "b h w c"], window: int, stride: int | None = None, padding: int = 0
 ) -> Float[Array, "b i j c"]:

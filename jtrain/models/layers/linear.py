@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from jtrain.models.layers.dropout import KeySequence
 from jtrain.models.layers.low_rank import LowRank
+from jtrain.parallel.explicit import is_explicit, keeps_split, split_of_product
 
 BLOCK = 1024  # rows of a product in blocks, at least
 TOKENS = 4096  # of a block of tokens, at least
@@ -78,9 +79,11 @@ class Linear(nnx.Module):
     def __call__(self, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
         """Apply the map at each position."""
         kernel = self.kernel.get_value()
-        rows = x.reshape(-1, x.shape[-1]) if self.flat else x
+        # Dims that are split over explicit axes each are not one dim that is split.
+        flat = self.flat and not is_explicit()
+        rows = x.reshape(-1, x.shape[-1]) if flat else x
         if isinstance(kernel, LowRank):
-            y = kernel.product(self._product, rows) + kernel.term(x, flat=self.flat)
+            y = kernel.product(self._product, rows) + kernel.term(x, flat=flat)
         else:
             y = self._product(rows, kernel)
         y = y if self.bias is None else y + self.bias[...].reshape(*[1] * (y.ndim - 1), -1)
@@ -90,7 +93,9 @@ class Linear(nnx.Module):
         if self.flat and 1 in kernel.shape:
             return thin_product(rows, kernel if self.widens else kernel.T)
         dim = 0 if self.widens else 1
-        return jax.lax.dot_general(rows, kernel, (((rows.ndim - 1,), (dim,)), ((), ())))
+        rows, out_sharding = split_of_product(rows, kernel, dim)
+        inputs = ((rows.ndim - 1,), (dim,))
+        return jax.lax.dot_general(rows, kernel, (inputs, ((), ())), out_sharding=out_sharding)
 
 
 def look_up(table: Float[Array, "v d"], index: Int[Array, "b t"]) -> Float[Array, "b t d"]:
@@ -102,6 +107,10 @@ def look_up(table: Float[Array, "v d"], index: Int[Array, "b t"]) -> Float[Array
     whose sums are added at the end: off by 2e-7. Small batches, and tables of more rows than an
     eighth of the tokens, stay one block.
     """
+    return keeps_split(_look_up, 2)(index, table)
+
+
+def _look_up(index, table):
     count = min(index.size // TOKENS, index.size // (ROOM * len(table)))
     blocks = max(1, min(MOST, count))
     if blocks == 1:
@@ -118,7 +127,8 @@ def take_rows(table: Float[Array, "v d"], index: Int[Array, "b t"]) -> Float[Arr
     A bfloat16 of 256 or more does not grow when 1 is added, so that the gradient of a token which
     is a hundredth of a batch would stand still halfway. Reverse mode alone in half precision.
     """
-    return _take_rows(table, index) if table.dtype.itemsize < 4 else table[index]
+    take = _take_rows if table.dtype.itemsize < 4 else lambda table, index: table[index]
+    return keeps_split(lambda index, table: take(table, index), 2)(index, table)
 
 
 @jax.custom_vjp

@@ -12,6 +12,7 @@ from jtrain.core.mean import Mean
 from jtrain.core.pytree import at_least_f32
 from jtrain.models.encoder import EncoderBlocks
 from jtrain.models.transformer import Transformer
+from jtrain.parallel.explicit import keeps_split
 
 
 def rms_norm(
@@ -253,7 +254,8 @@ class GroupNorm(nnx.Module):
         """Normalise `x`; the mask changes nothing, as rows are independent."""
         del mask
         b, h, w, c = x.shape
-        y = standardize_groups(x.reshape(b, h * w, self.groups, c // self.groups)).reshape(x.shape)
+        by_group = lambda x: x.reshape(b, h * w, self.groups, c // self.groups)
+        y = keeps_split(lambda x: standardize_groups(by_group(x)).reshape(x.shape))(x)
         scale, bias = (jnp.expand_dims(p[...], (0, 1, 2)) for p in (self.scale, self.bias))
         return (at_least_f32(y) * at_least_f32(scale) + at_least_f32(bias)).astype(x.dtype)
 

@@ -26,6 +26,7 @@ from jtrain.models.layers.linear import Linear, add_positions, look_up, take_row
 from jtrain.models.layers.norms import Norm
 from jtrain.models.networks.block import STD, Keys, Segments, TransformerBlock
 from jtrain.models.transformer import Transformer
+from jtrain.parallel.explicit import is_explicit
 
 
 class PredictionDepth(nnx.Module):
@@ -209,7 +210,8 @@ class Decoder(nnx.Module):
         x = look_up(self.tokens[...], tokens) if single else take_rows(self.tokens[...], tokens)
         if (scale := self.config.embedding_scale) != 1:
             x = x * jnp.asarray(scale, x.dtype)
-        x = self.placement.constrain(x, "group", "time", "split")
+        if not is_explicit():  # else the table is whole
+            x = self.placement.constrain(x, "group", "time", "split")
         return self.placement.constrain(x, "rows", "time", "width")
 
     def _angles(self, positions: Int[Array, "*b t"]) -> tuple[RotaryAngles, ...]:

@@ -20,6 +20,7 @@ from jtrain.models.layers.dropout import drawn_from, drop
 from jtrain.models.layers.linear import Linear, add_positions, look_up
 from jtrain.models.layers.norms import Norm
 from jtrain.models.networks.block import STD, Keys, Segments, TransformerBlock
+from jtrain.parallel.explicit import keeps_split
 
 
 class ViTModule(nnx.Module):
@@ -52,8 +53,7 @@ class ViTModule(nnx.Module):
         x = as_images(x, config.image, self.positions[...].dtype, mask, config.pixels)
         x = self.patches(cut(x, config.patch))  # b t d
         if self.token is not None:
-            first = jnp.broadcast_to(self.token[...][None, None], (len(x), 1, x.shape[-1]))
-            x = jnp.concatenate([first, x], 1)
+            x = keeps_split(after_token)(x, self.token[...])
         x = drop(add_positions(x, self.positions[...]), config.dropout, keys)
         x = self.placement.constrain(x, "batch", "time", "width")
         x = _through(self.blocks, x, keys)
@@ -63,6 +63,13 @@ class ViTModule(nnx.Module):
         return self.placement.constrain(self.head(x), "batch", "classes")
 
 
+def after_token(x: Float[Array, "b t d"], token: Float[Array, "d"]) -> Float[Array, "b s d"]:
+    """Return `x` with the token's vector before the first position of each row."""
+    first = jnp.broadcast_to(token[None, None], (len(x), 1, x.shape[-1]))
+    return jnp.concatenate([first, x], 1)
+
+
+@keeps_split
 def cut(x: Float[Array, "b h w c"], patch: int) -> Float[Array, "b t p"]:
     """Return the patches of each image, row by row; p runs over rows, columns, channels.
 

@@ -16,10 +16,9 @@ from jtrain.errors import ConfigError, ShardingError
 from jtrain.parallel.devices import DATA, Device, devices
 from jtrain.parallel.leaf_sharding import Zero
 from jtrain.parallel.mesh import make_mesh
-from jtrain.parallel.offload import Offload
 from jtrain.parallel.rules import SPLIT
 from jtrain.parallel.strategies.mesh_strategy import MeshStrategy
-from jtrain.parallel.strategies.sharded import Sharded
+from jtrain.parallel.strategies.sharded import NamedShardingConfig, Sharded
 from jtrain.parallel.strategies.strategy import BaseParallelConfig, Strategy
 
 
@@ -91,7 +90,7 @@ class Pmap(ShardMap):
 
 
 @configclass
-class Mirrored(BaseParallelConfig):
+class Mirrored(NamedShardingConfig):
     """Replicas of the state on all devices, with the rows of a batch split over the devices."""
 
     kind: Literal["mirrored"] = "mirrored"
@@ -100,9 +99,6 @@ class Mirrored(BaseParallelConfig):
     zero: Zero = 0
     """State split over the devices: 1 the optimizer's state, 2 also gradients that are summed over
     microbatches, 3 also the parameters; 0 nothing."""
-    offload: Offload = ()
-    """Arrays in the memory of the host between steps, sharded as on the devices: params,
-    opt_state, and activations, which a model with remat=names saves for the backward pass."""
 
     @model_validator(mode="after")
     def _check_impl(self) -> "Mirrored":
@@ -116,6 +112,12 @@ class Mirrored(BaseParallelConfig):
                 f"parallel.offload=[{', '.join(self.offload)}] places arrays by name, and "
                 f"parallel.impl={self.impl} runs replicas of the step. Take parallel.impl=jit, or "
                 f"parallel.offload=[]."
+            )
+        if self.explicit and self.impl != "jit":
+            raise ConfigError(
+                f"parallel.explicit=true is of one program for all devices, and parallel.impl="
+                f"{self.impl} writes every exchange out already. Take parallel.impl=jit, or leave "
+                f"explicit out."
             )
         return self
 
@@ -142,5 +144,6 @@ class Mirrored(BaseParallelConfig):
         selected = devices(self.devices, among)
         mesh = make_mesh({SPLIT if self.zero else DATA: len(selected)}, selected)
         if self.impl == "jit":
-            return Sharded(mesh, zero=self.zero, offload=self.offload)
+            named = {"offload": self.offload, "explicit": self.explicit}
+            return Sharded(mesh, zero=self.zero, **named)
         return ShardMap(mesh) if self.impl == "shard_map" else Pmap(mesh)

@@ -6,15 +6,25 @@ from typing import Any, Literal
 import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from jtrain.config.configclass import configclass
 from jtrain.core.gradient import NO_SHARDING, GradientSharding
+from jtrain.core.loss import Stateful
 from jtrain.core.placement import Placement
-from jtrain.core.types import Dims, Params
+from jtrain.core.pytree import name
+from jtrain.core.types import Dims, LossFn, Params
+from jtrain.errors import ConfigError
 from jtrain.parallel.attention.sequence_parallel import ContextBy
 from jtrain.parallel.devices import Device, devices
-from jtrain.parallel.leaf_sharding import LeafSharding, StateSharding, WholeMatrices, Zero
+from jtrain.parallel.explicit import over_explicit_axes
+from jtrain.parallel.leaf_sharding import (
+    LeafSharding,
+    StateSharding,
+    WholeMatrices,
+    Zero,
+    leaf_dims,
+)
 from jtrain.parallel.mesh import ANY_NUMBER, count_slices, fill_sizes, make_mesh
 from jtrain.parallel.mesh_placement import AxisUsage, MeshPlacement, check_axes_used
 from jtrain.parallel.offload import (
@@ -41,6 +51,7 @@ class Sharded(MeshStrategy):
         context_by: exchange of attention between the shards of a sequence, over `context`.
         offload: arrays in the memory of the host between steps; see `jtrain.parallel.offload`.
         schedule: of the pipeline, where the axis `stage` is larger than 1.
+        explicit: trace losses over explicit axes; see `jtrain.parallel.explicit`.
     """
 
     def __init__(
@@ -53,11 +64,13 @@ class Sharded(MeshStrategy):
         context_by: ContextBy = "ring",
         offload: Offload = (),
         schedule: PipelineSchedule | None = None,
+        explicit: bool = False,
     ):
         super().__init__(mesh)
         check_host_memory(mesh.devices.flat[0], offload)
         self._offload: Offload = offload
         self._context_by: ContextBy = context_by
+        self._explicit = explicit
         self.schedule = schedule
         self.state_sharding = StateSharding(dict(mesh.shape), zero, min_size)
         self._usage = AxisUsage()
@@ -97,6 +110,20 @@ class Sharded(MeshStrategy):
         check_offload_saves(self._offload, self._usage.saved)
         check_axes_used(self.axes, self._usage, self.state_sharding.used.decisions(tree, dims))
 
+    def loss(self, loss: LossFn | Stateful, dims: Mapping[str, Dims] = {}, /) -> LossFn | Stateful:
+        """Return the loss, over explicit axes if they are asked for."""
+        if not self._explicit:
+            return loss
+        used, split = self.state_sharding.used, self.state_sharding.zero == 3
+        stacks = lambda path, x: "layers" in (leaf_dims(name(path), x.ndim, dims) or ())
+        return over_explicit_axes(
+            loss,
+            self.mesh,
+            self.rows(False),
+            lambda weights: used.specs(weights, dims, split=split),
+            lambda weights: jax.tree_util.tree_map_with_path(stacks, weights),
+        )
+
     def gradient_sharding(
         self, params: Params, dims: Mapping[str, Dims] = {}, /
     ) -> GradientSharding:
@@ -128,7 +155,19 @@ class Sharded(MeshStrategy):
 
 
 @configclass
-class FSDP(BaseParallelConfig):
+class NamedShardingConfig(BaseParallelConfig):
+    """Fields of every kind that shards arrays by the names of their dims."""
+
+    offload: Offload = ()
+    """Arrays in the memory of the host between steps, sharded as on the devices: params,
+    opt_state, and activations, which a model with remat=names saves for the backward pass."""
+    explicit: bool = False
+    """Trace losses over explicit mesh axes: an operation that would exchange arrays between devices
+    without saying so is an error, and no gather that nobody notices."""
+
+
+@configclass
+class FSDP(NamedShardingConfig):
     """Fully sharded data parallel: every large leaf is sharded, and gathered for use.
 
     On several TPU slices each slice has all shards, so that only a device's shard of the gradients
@@ -143,9 +182,6 @@ class FSDP(BaseParallelConfig):
     slices: Literal["auto", "replicate", "shard"] = "auto"
     """Several TPU slices. replicate: shard within each slice; shard: over all devices, for a state
     that does not fit in a slice; auto: replicate, if the estimated memory fits."""
-    offload: Offload = ()
-    """Arrays in the memory of the host between steps, sharded as on the devices: params,
-    opt_state, and activations, which a model with remat=names saves for the backward pass."""
 
     @classmethod
     def list_variants(cls, counts: Sequence[int], dims: Set[str]) -> dict[str, BaseParallelConfig]:
@@ -162,6 +198,7 @@ class FSDP(BaseParallelConfig):
             make_mesh({"slice": count, SPLIT: len(selected) // count}, selected),
             min_size=self.min_size,
             offload=self.offload,
+            explicit=self.explicit,
         )
 
 
@@ -175,7 +212,7 @@ MODEL_AXES = {
 
 
 @configclass
-class Axes(BaseParallelConfig):
+class Axes(NamedShardingConfig):
     """A mesh by the sizes of its axes, whose product is the number of devices.
 
     One size may be 0: the axis takes the remaining devices. `jtrain.parallel.rules` has the dims of
@@ -218,9 +255,16 @@ class Axes(BaseParallelConfig):
     time for complete heads, and any kernel computes attention."""
     min_size: int = Field(default=4096, ge=0)
     """Smallest number of elements of a leaf that is split over `fsdp`."""
-    offload: Offload = ()
-    """Arrays in the memory of the host between steps, sharded as on the devices: params,
-    opt_state, and activations, which a model with remat=names saves for the backward pass."""
+
+    @model_validator(mode="after")
+    def _check_explicit(self) -> "Axes":
+        if self.explicit and self.stage != 1:
+            raise ConfigError(
+                f"parallel.explicit=true gives each array its split, and parallel.stage="
+                f"{self.stage} computes all stages of a pipeline in one array. Take "
+                f"parallel.stage=1 (parallel.fsdp splits the state too), or leave explicit out."
+            )
+        return self
 
     @classmethod
     def list_variants(cls, counts: Sequence[int], dims: Set[str]) -> dict[str, BaseParallelConfig]:
@@ -248,4 +292,5 @@ class Axes(BaseParallelConfig):
             schedule=schedule_of(sizes["stage"], self.stage_batches, self.repeats, self.gather),
             context_by=self.context_by,
             offload=self.offload,
+            explicit=self.explicit,
         )

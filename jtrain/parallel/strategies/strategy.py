@@ -16,9 +16,10 @@ from pydantic import Field
 from jtrain.config.configclass import configclass
 from jtrain.config.registry import Kind
 from jtrain.core.gradient import NO_SHARDING, GradientSharding
+from jtrain.core.loss import Stateful
 from jtrain.core.placement import Placement, Unplaced
 from jtrain.core.pytree import named_leaves
-from jtrain.core.types import Batch, Dims, Params
+from jtrain.core.types import Batch, Dims, LossFn, Params
 from jtrain.errors import ConfigError, DataError, RetraceError
 from jtrain.parallel.devices import Devices
 from jtrain.parallel.leaf_sharding import LeafSharding
@@ -133,6 +134,11 @@ class Strategy(abc.ABC):
     def optimizer(self, rule: optax.GradientTransformation, /) -> optax.GradientTransformation:
         """Return the transformation whose state the run has: by default the rule itself."""
         return rule
+
+    def loss(self, loss: LossFn | Stateful, dims: Mapping[str, Dims] = {}, /) -> LossFn | Stateful:
+        """Return the loss as it is traced: by default the loss itself."""
+        del dims
+        return loss
 
     def gradient_sharding(
         self, params: Params, dims: Mapping[str, Dims] = {}, /
