@@ -206,7 +206,7 @@ def test_every_parameter_gets_a_gradient(row):
 
 # Each model under a strategy of its own, so that all are met; the whole matrix is slow. Experts
 # have their own axis (test_every_axis.py).
-STEPS, OPTIMIZER = 3, optax.sgd(0.1)
+STEPS, OPTIMIZER = 3, optax.sgd(0.03)
 SPLITS = {
     "transformer": ("fsdp", 2),
     "transformer, free head, no bias": ("mirrored jit", 2),
