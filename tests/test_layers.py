@@ -1,6 +1,7 @@
 """The import order of the package, its rooms, and one way to judge what is near."""
 
 import ast
+import functools
 import re
 import sys
 from pathlib import Path
@@ -39,6 +40,9 @@ OWNERS = {
 SHARDING = {"Mesh", "PartitionSpec", "NamedSharding", "psum", "pmap", "shard_map"}
 
 
+parsed = functools.cache(lambda path: ast.parse(path.read_text()))
+
+
 def part(path: Path) -> str:
     return path.relative_to(ROOT / "jtrain").parts[0].removesuffix(".py")
 
@@ -72,7 +76,7 @@ def test_imports_only_go_up():
 
 def check_imports(here: str, path: Path) -> None:
     where = path.relative_to(ROOT)
-    for line, there in imports(ast.parse(path.read_text())):
+    for line, there in imports(parsed(path)):
         top, _, rest = there.partition(".")
         if top == "jtrain":
             there = rest.split(".")[0]
@@ -102,13 +106,13 @@ PIECES = ROOT / "jtrain" / "inspect" / "eject" / "pieces"
 def test_pieces_of_ejected_files_need_jax_optax_and_numpy_alone():
     allowed = {"jax", "optax", "numpy", *sys.stdlib_module_names}
     for path in PIECES.glob("*.py"):
-        for _, name in imports(ast.parse(path.read_text())):
+        for _, name in imports(parsed(path)):
             own = name.startswith("jtrain.inspect.eject.pieces.")
             assert own or name.partition(".")[0] in allowed, f"{path.name} imports {name}"
 
 
 def check_layout(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         name = getattr(node, "attr", None) or (
             node.name if isinstance(node, ast.alias) else getattr(node, "id", None)
         )
@@ -157,7 +161,7 @@ def test_core_is_made_of_jax_and_optax_alone():
     allowed = {"jax", "optax", "numpy", "jaxtyping", "jtrain"}
     for path in FILES:
         if part(path) == "core":
-            used = {there.partition(".")[0] for _, there in imports(ast.parse(path.read_text()))}
+            used = {there.partition(".")[0] for _, there in imports(parsed(path))}
             other = used - allowed - set(sys.stdlib_module_names)
             assert not other, f"{path.relative_to(ROOT)} imports {other}; everybody reads core"
 
@@ -187,7 +191,7 @@ def test_no_test_compares_by_the_size_of_an_element():
     for path in sorted(TESTS.rglob("*.py")):
         if path.name == "comparison.py":
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Attribute) and node.attr in REFUSED:
                 found.append(f"{path.relative_to(TESTS)}:{node.lineno} {node.attr}")
     assert not found, (

@@ -57,7 +57,7 @@ def test_json_is_one_object(path: str, capsys):
     assert list(values) == [f"checkpoint.{name}" for name in names]
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(26)
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_an_editor_accepts_each_config_by_its_schema(path: Path, capsys):
     assert main(["show", str(path), "--schema"]) == 0

@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from cases import by_name
 from comparison import assert_close
 from tiny_configs import write_sets
 
@@ -56,8 +57,7 @@ CASES = {
     "dropout": ("shakespeare", f"{TEXT} model.dropout=0.1 model.scan=true"),
     "sgd": ("digits", f"{DIGITS} optimizer.kind=sgd optimizer.momentum=0.9 optimizer.clip=1"),
 }
-QUICK = ("digits", "shakespeare", "heat")
-EVERY = [pytest.param(name, marks=() if name in QUICK else pytest.mark.thorough) for name in CASES]
+EVERY = by_name([*CASES], ("digits",), pytest.mark.thorough)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -77,6 +77,7 @@ class _Net(eqx.Module):
         return self.pool(jax.nn.relu(self.conv(x)))
 
 
+@pytest.mark.thorough
 def test_equinox_pools_the_same_over_channels_first():
     model = from_equinox(_Net)
     params, extra = model.init(jax.random.key(0))

@@ -201,8 +201,10 @@ def test_texts_come_at_their_steps_and_at_the_end(caplog):
     ("values", "texts"),
     [
         ({"sample": {"every": 3}}, ["0.7", "0.5"]),
-        ({"sample": {"every": 3}, "own": False}, ["400", "400"]),
-        ({}, ["0.5"]),
+        pytest.param(
+            {"sample": {"every": 3}, "own": False}, ["400", "400"], marks=pytest.mark.thorough
+        ),
+        pytest.param({}, ["0.5"], marks=pytest.mark.thorough),
         ({"own": False}, []),
     ],
 )

@@ -201,7 +201,11 @@ def test_the_best_score_is_the_highest(here):
 
 
 @pytest.mark.parametrize(
-    ("name", "weights"), [("classes", {0: 1.0, 2: 3.0}), ("binary", {1: 0.1, 0: 2})]
+    ("name", "weights"),
+    [
+        ("classes", {0: 1.0, 2: 3.0}),
+        pytest.param("binary", {1: 0.1, 0: 2}, marks=pytest.mark.thorough),
+    ],
 )
 def test_a_weight_by_class_is_that_of_its_rows_in_training_alone(name: str, weights):
     loss, data, params, _ = LOSSES[name]

@@ -75,13 +75,17 @@ def test_the_steps_are_those_of_a_loop_by_hand(layout):
         mean, _ = study.loss(params, batch, None)
         return mean.total / mean.weight
 
+    @jax.jit
+    def step(params, state, batch):
+        value, grads = jax.value_and_grad(loss)(params, batch)
+        updates, state = study.optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, value
+
     expected = []
     for rows in rows_of_steps(study.train.source, 9):
         batch = {**study.train.source[np.array(rows)], "mask": np.ones(len(rows), bool)}
         batch = jax.tree.map(jax.numpy.asarray, batch)
-        value, grads = jax.value_and_grad(loss)(params, batch)
-        updates, state = study.optimizer.update(grads, state, params)
-        params = optax.apply_updates(params, updates)
+        params, state, value = step(params, state, batch)
         expected.append(float(value))
     outcome = trained(CONFIG, "model.drop=0", *RUN, *layout)
     assert_close(losses(outcome), expected, 1e-5)
@@ -146,6 +150,7 @@ def test_skipped_batches_are_skipped_by_their_rows_and_no_row_comes_twice(
     assert not {order[i] for i in skipped} & {*seen}
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("study_home")
 def test_other_values_of_the_loss_hold_in_their_stage_alone():
     plain = trained(CONFIG, "steps=6", "name=plain", "model.drop=0.5")
@@ -206,6 +211,7 @@ def test_a_shorter_context_and_window_train_a_language_model():
     assert losses(windowed)[2] != losses(staged)[2]
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("study_home")
 def test_a_resume_whose_calls_would_move_an_end_is_refused():
     settings = (STAGES.replace("until: 5", "until: 6"), *RUN[1:], "steps=12")

@@ -94,7 +94,13 @@ def test_a_run_holds_and_its_signature_is_good(run, capsys):
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("layout", [[], ["parallel.kind=mirrored"]], ids=["same layout", "other"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param([], id="same layout"),
+        pytest.param(["parallel.kind=mirrored"], id="other", marks=pytest.mark.thorough),
+    ],
+)
 def test_a_change_is_found(run, capsys, change, layout):
     change(run)
     code, found = audited(capsys, "--steps", "1", *layout)

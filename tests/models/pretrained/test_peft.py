@@ -102,7 +102,7 @@ def test_an_adapter_of_another_base_names_the_module(tmp_path):
     assert PretrainedWeights(folder).found
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama31"])
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("llama31", marks=pytest.mark.thorough)])
 def test_an_adapter_that_peft_wrote_gives_the_outputs_of_peft(tmp_path, name):
     golden = json.loads((published.GOLDEN.with_name("peft") / f"{name}.json").read_text())
     base = published.write_model(tmp_path / "base", published.golden(name))
