@@ -4,22 +4,19 @@ Over such axes JAX refuses an operation that would move an array, or whose resul
 more than one way: an unintended exchange is an error, and no gather that nobody notices.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import jax
-from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, Mesh, NamedSharding, reshard, use_abstract_mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Shaped
 
 from jtrain.core.loss import Stateful
-from jtrain.core.types import LossFn, Params
+from jtrain.core.types import LossFn
 from jtrain.parallel.rules import SPLIT
 
-GATHERED = "gathered"
 OfLeaves: TypeAlias = Callable[[Any], Any]  # weights -> a value for each leaf
 
 
@@ -93,79 +90,91 @@ def by_compiler(fn: Callable[..., Any], out: Callable[[], P], *args: Any, **name
     return auto(*(leaves[i] for i in places))
 
 
-def split_of_product(
+def product(
     rows: Float[Array, "*b i"], kernel: Float[Array, "..."], dim: int
-) -> tuple[Float[Array, "*b i"], P | None]:
-    """Return the rows, and the split of their product over the last dim and `dim` of a matrix.
+) -> Float[Array, "*b o"]:
+    """Return the product of rows and a matrix over its `dim`, the inputs: i o, or o i.
 
-    The product is split as the rows and the outputs are: rows that are split over the axes of the
-    outputs are gathered over these. None: the compiler's.
+    Over explicit axes it is split as the rows and the outputs are: rows that are split over the
+    axes of the outputs are gathered over these. A matrix that `fsdp` splits is gathered, in the
+    backward pass again, and its gradient is summed into its split. Then reverse mode alone.
     """
-    if not is_explicit():
-        return rows, None
+    if is_explicit():
+        return _product(dim, rows, kernel)
+    return jax.lax.dot_general(rows, kernel, (((rows.ndim - 1,), (dim,)), ((), ())))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _product(dim, rows, kernel):
+    kernel = gathered(kernel)
     *first, last = spec_of(rows)
     outputs = spec_of(kernel)[1 - dim]
     free = [without(axes, outputs) for axes in first]
-    return reshard(rows, P(*free, last)), P(*free, outputs)
+    rows = reshard(rows, P(*free, last))
+    return _dot(rows, kernel, [rows.ndim - 1], [dim], P(*free, outputs))
 
 
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class _Unchanged:
-    """The place of a leaf of `extra` that a loss returns as it was: it is known by its identity."""
+def _product_forward(dim, rows, kernel):
+    return _product(dim, rows, kernel), (rows, kernel)
 
-    leaf: int
+
+def _product_backward(dim, saved, grad):
+    rows, kernel = saved
+    whole, split = gathered(kernel), spec_of(kernel)
+    *free, _ = spec_of(grad)
+    inputs = spec_of(whole)[dim]
+    of_rows = _dot(grad, whole, [grad.ndim - 1], [1 - dim], P(*free, inputs))
+    rows = reshard(rows, P(*free, spec_of(rows)[-1]))
+    pair = (rows, grad) if dim == 0 else (grad, rows)
+    every = [*range(grad.ndim - 1)]
+    return reshard(of_rows, P(*spec_of(saved[0]))), _dot(*pair, every, every, P(*split))
+
+
+_product.defvjp(_product_forward, _product_backward)
+
+
+def _dot(x: Array, y: Array, of_x: list[int], of_y: list[int], split: P) -> Array:
+    return jax.lax.dot_general(x, y, ((of_x, of_y), ((), ())), out_sharding=split)
 
 
 def over_explicit_axes(
-    loss: LossFn | Stateful, mesh: Mesh, rows: P, specs: OfLeaves, stacked: OfLeaves
+    loss: LossFn | Stateful, mesh: Mesh, rows: P, specs: OfLeaves, matrices: OfLeaves
 ) -> LossFn | Stateful:
     """Return `loss`, traced with all axes of the mesh explicit (`jax.sharding.AxisType`).
 
     Its arguments come with their split in their types: a batch by its rows, weights by the axes of
     their dims, the key on every device. Weights that the axis `fsdp` splits are gathered as the
-    loss begins, those of stacked layers one layer after the other (`gather_layer`). What is
-    gathered is not saved for the backward pass, which gathers it again.
+    loss begins, but for those that the layers of a model gather where they use them.
 
     Args:
         specs: the split of parameters, and of `extra`, that the step passes.
-        stacked: whether a leaf stacks the weights of layers.
+        matrices: whether a leaf is for `product`, `keeps_split` or `gathered` to gather.
     """
     auto = mesh.abstract_mesh
     explicit = auto.update_axis_types(dict.fromkeys(mesh.axis_names, AxisType.Explicit))
     inner: Any = loss.loss if isinstance(loss, Stateful) else loss
-    policy = jax.checkpoint_policies.save_anything_except_these_names(GATHERED)
     each = lambda tree, spec: jax.tree.map(lambda x: reshard(x, spec), tree)
 
     def traced(*given: Any) -> Any:
         *weights, batch, rng = given  # parameters, and `extra` if the loss has one
-        split, stacks = specs(weights), stacked(weights)
-
-        def call(weights: Any, batch: Any, rng: Any) -> Any:
-            begin = lambda x, stack: x if stack and spec_of(x)[0] is None else _gathered(x)
-            params, *extra = jax.tree.map(begin, weights, stacks)
-            numbers = {id(x): i for i, x in enumerate(jax.tree.leaves(extra))}
-            kept = lambda x: _Unchanged(numbers[id(x)]) if id(x) in numbers else x
-            return jax.tree.map(kept, inner(params, *extra, batch, rng))
-
-        leaves = jax.tree.leaves(split, is_leaf=lambda x: isinstance(x, P))
-        gathers = any(SPLIT in names(axes) for spec in leaves for axes in spec)
-        call = jax.checkpoint(call, policy=policy) if gathers else call
+        split, later = specs(weights), matrices(weights)
         with use_abstract_mesh(explicit):
-            result = call(jax.tree.map(reshard, weights, split), each(batch, rows), each(rng, P()))
-        old, is_old = jax.tree.leaves(given[1:-2]), lambda x: isinstance(x, _Unchanged)
+            begin = lambda x, spec, later: (lambda x: x if later else gathered(x))(reshard(x, spec))
+            params, *extra = jax.tree.map(begin, weights, split, later)
+            result = inner(params, *extra, each(batch, rows), each(rng, P()))
+        # A leaf of `extra` that the loss returns as it was is known by its identity.
+        leaves = zip(jax.tree.leaves(extra), jax.tree.leaves(given[1:-2]), strict=True)
+        old = {id(new): leaf for new, leaf in leaves}
         with use_abstract_mesh(auto):
-            back = lambda x: old[x.leaf] if is_old(x) else reshard(x, P())
-            return jax.tree.map(back, result, is_leaf=is_old)
+            back = lambda x: old[id(x)] if id(x) in old else reshard(x, P())
+            return jax.tree.map(back, result)
 
     return Stateful(traced) if isinstance(loss, Stateful) else traced
 
 
-def gather_layer(weights: Params) -> Params:
-    """Return the weights of one layer of a stack, gathered over `fsdp`, where axes are explicit."""
-    return jax.tree.map(_gathered, weights) if is_explicit() else weights
-
-
-def _gathered(x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
+def gathered(x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
+    """Return weights whole over `fsdp`, where axes are explicit."""
+    if not is_explicit():
+        return x
     kept = P(*(without(axes, SPLIT) for axes in spec_of(x)))
-    return x if kept == P(*spec_of(x)) else checkpoint_name(reshard(x, kept), GATHERED)
+    return x if kept == P(*spec_of(x)) else reshard(x, kept)

@@ -14,7 +14,7 @@ from jtrain.errors import ShardingError
 from jtrain.parallel.attention.protocol import Attention
 from jtrain.parallel.attention.sequence_parallel import ContextBy, SequenceParallelAttention
 from jtrain.parallel.expert_exchange import exchange_experts
-from jtrain.parallel.explicit import by_compiler, gather_layer, keeps_split, place
+from jtrain.parallel.explicit import by_compiler, keeps_split, place
 from jtrain.parallel.leaf_sharding import LeafSharding
 from jtrain.parallel.offload import Offload, remat_policy
 from jtrain.parallel.pipeline.pipeline import through_stages
@@ -158,8 +158,7 @@ class MeshPlacement:
     ) -> tuple[Float[Array, "b t d"], Any]:
         """Apply layers in a loop, or in the stages of a pipeline: `parallel.pipeline`."""
         if self._schedule is None:
-            gathered = lambda one, x, rows: layer(gather_layer(one), x, rows)
-            return Unplaced().layers(gathered, stack, x, rows)
+            return Unplaced().layers(layer, stack, x, rows)
         axes = tuple(axis for axis in self._rules["copies"] if axis in self._sizes)
         copies = math.prod(self._sizes[axis] for axis in axes)
         split = RowSplit(copies, self.rows // self._schedule.stages // copies, axes, self._mesh)

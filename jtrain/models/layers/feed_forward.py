@@ -21,6 +21,7 @@ from jtrain.losses.balance import top_experts
 from jtrain.models.experts import Activation, Capacity, Dropless
 from jtrain.models.layers.dropout import KeySequence
 from jtrain.models.transformer import Transformer
+from jtrain.parallel.explicit import gathered
 
 SLOPE, CUBE = math.sqrt(2 / math.pi), 0.044715
 
@@ -127,12 +128,12 @@ class MixtureOfExperts(nnx.Module):
             bias: of each expert, added to its score where experts are chosen.
         """
         experts = self.experts
-        router = at_least_f32(self.router[...])
+        router = at_least_f32(gathered(self.router[...]))
         logits = jnp.matmul(at_least_f32(x), router, precision="highest")  # a TPU would narrow it
         chosen, weights = self._choose(logits, bias)
         kernels = [kernel[...] for kernel in (self.up, self.down, self.gate) if kernel is not None]
         if isinstance(experts, Capacity) and complete_rows:
-            product = lambda x, kernel: jnp.einsum("becx,exy->becy", x, kernel)
+            product = lambda x, kernel: jnp.einsum("becx,exy->becy", x, gathered(kernel))
             feed = functools.partial(_feed, self.activation, self._wide)
             if order is not None:  # earlier tokens take places first
                 inverse = np.argsort(order)

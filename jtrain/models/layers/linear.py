@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from jtrain.models.layers.dropout import KeySequence
 from jtrain.models.layers.low_rank import LowRank
-from jtrain.parallel.explicit import is_explicit, keeps_split, split_of_product
+from jtrain.parallel.explicit import gathered, is_explicit, keeps_split, product
 
 BLOCK = 1024  # rows of a product in blocks, at least
 TOKENS = 4096  # of a block of tokens, at least
@@ -90,12 +90,9 @@ class Linear(nnx.Module):
         return y.reshape(*x.shape[:-1], -1)
 
     def _product(self, rows: Float[Array, "*b i"], kernel: Float[Array, "..."]) -> Array:
-        if self.flat and 1 in kernel.shape:
+        if self.flat and 1 in kernel.shape and not is_explicit():
             return thin_product(rows, kernel if self.widens else kernel.T)
-        dim = 0 if self.widens else 1
-        rows, out_sharding = split_of_product(rows, kernel, dim)
-        inputs = ((rows.ndim - 1,), (dim,))
-        return jax.lax.dot_general(rows, kernel, (inputs, ((), ())), out_sharding=out_sharding)
+        return product(rows, kernel, 0 if self.widens else 1)
 
 
 def look_up(table: Float[Array, "v d"], index: Int[Array, "b t"]) -> Float[Array, "b t d"]:
@@ -107,7 +104,7 @@ def look_up(table: Float[Array, "v d"], index: Int[Array, "b t"]) -> Float[Array
     whose sums are added at the end: off by 2e-7. Small batches, and tables of more rows than an
     eighth of the tokens, stay one block.
     """
-    return keeps_split(_look_up, 2)(index, table)
+    return keeps_split(_look_up, 2)(index, gathered(table))
 
 
 def _look_up(index, table):
@@ -128,7 +125,7 @@ def take_rows(table: Float[Array, "v d"], index: Int[Array, "b t"]) -> Float[Arr
     is a hundredth of a batch would stand still halfway. Reverse mode alone in half precision.
     """
     take = _take_rows if table.dtype.itemsize < 4 else lambda table, index: table[index]
-    return keeps_split(lambda index, table: take(table, index), 2)(index, table)
+    return keeps_split(lambda index, table: take(table, index), 2)(index, gathered(table))
 
 
 @jax.custom_vjp

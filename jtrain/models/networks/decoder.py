@@ -26,7 +26,7 @@ from jtrain.models.layers.linear import Linear, add_positions, look_up, take_row
 from jtrain.models.layers.norms import Norm
 from jtrain.models.networks.block import STD, Keys, Segments, TransformerBlock
 from jtrain.models.transformer import Transformer
-from jtrain.parallel.explicit import is_explicit
+from jtrain.parallel.explicit import gathered, is_explicit, product
 
 
 class PredictionDepth(nnx.Module):
@@ -121,7 +121,8 @@ class Decoder(nnx.Module):
         x = self._embed(tokens)
         if self.positions is not None:
             plain = segments is None and order is None
-            learned = self.positions[:time] if plain else self.positions[...][at]
+            table = gathered(self.positions[...])
+            learned = table[:time] if plain else table[at]
             if segments is not None:
                 x = x + learned
             elif self.placement.times == 1:
@@ -242,6 +243,6 @@ class Decoder(nnx.Module):
 
     def _logits(self, hidden: Float[Array, "b t d"]) -> Float[Array, "b t v"]:
         head = self.tokens if self.head is None else self.head
-        logits = jnp.einsum("btd,vd->btv", hidden, head[...])
+        logits = product(hidden, head[...], 1)
         logits = soft_cap(logits, self.config.logit_cap)
         return self.placement.constrain(logits, "rows", "time", "vocab")

@@ -20,7 +20,7 @@ from jtrain.models.layers.dropout import drawn_from, drop
 from jtrain.models.layers.linear import Linear, add_positions, look_up
 from jtrain.models.layers.norms import Norm
 from jtrain.models.networks.block import STD, Keys, Segments, TransformerBlock
-from jtrain.parallel.explicit import keeps_split
+from jtrain.parallel.explicit import gathered, keeps_split
 
 
 class ViTModule(nnx.Module):
@@ -54,7 +54,7 @@ class ViTModule(nnx.Module):
         x = self.patches(cut(x, config.patch))  # b t d
         if self.token is not None:
             x = keeps_split(after_token)(x, self.token[...])
-        x = drop(add_positions(x, self.positions[...]), config.dropout, keys)
+        x = drop(add_positions(x, gathered(self.positions[...])), config.dropout, keys)
         x = self.placement.constrain(x, "batch", "time", "width")
         x = _through(self.blocks, x, keys)
         # Where the head reads the class token alone, no other position needs the last norm.
@@ -123,8 +123,9 @@ class TextEncoder(nnx.Module):
         keys = drawn_from(keys, config.dropout, train=not self.deterministic)
         # Padding is a segment of its own, which no text sees.
         segments = None if visible is None else visible.astype(jnp.int32)
-        kinds = self.types[:1][None] if types is None else look_up(self.types[...], types)
-        x = add_positions(look_up(self.tokens[...], tokens), self.positions[:time]) + kinds
+        table, positions = gathered(self.types[...]), gathered(self.positions[...])
+        kinds = table[:1][None] if types is None else look_up(table, types)
+        x = add_positions(look_up(self.tokens[...], tokens), positions[:time]) + kinds
         x = drop(self.norm(x), config.dropout, keys)
         x = self.placement.constrain(x, "batch", "time", "width")
         return _through(self.blocks, x, keys, segments)

@@ -13,7 +13,7 @@ from jtrain.core.gradient import NO_SHARDING, GradientSharding
 from jtrain.core.loss import Stateful
 from jtrain.core.placement import Placement
 from jtrain.core.pytree import name
-from jtrain.core.types import Dims, LossFn, Params
+from jtrain.core.types import Dims, Leaf, LossFn, Params
 from jtrain.errors import ConfigError
 from jtrain.parallel.attention.sequence_parallel import ContextBy
 from jtrain.parallel.devices import Device, devices
@@ -35,7 +35,7 @@ from jtrain.parallel.offload import (
     offload_shardings,
 )
 from jtrain.parallel.pipeline.schedule import Gather, PipelineSchedule, schedule_of
-from jtrain.parallel.rules import AXES, SPLIT, activations, copies_of
+from jtrain.parallel.rules import AXES, SPLIT, activations, axes_of, copies_of
 from jtrain.parallel.strategies.mesh_strategy import MeshStrategy
 from jtrain.parallel.strategies.strategy import BaseParallelConfig, Strategy
 
@@ -115,13 +115,21 @@ class Sharded(MeshStrategy):
         if not self._explicit:
             return loss
         used, split = self.state_sharding.used, self.state_sharding.zero == 3
-        stacks = lambda path, x: "layers" in (leaf_dims(name(path), x.ndim, dims) or ())
+
+        def is_matrix(path: tuple[Any, ...], x: Leaf) -> bool:
+            """Return whether a model names two dims or more, beside that of stacked layers."""
+            leaf = name(path)
+            named = leaf_dims(leaf, x.ndim, dims) or ()
+            stacked = named[:1] == ("layers",)
+            chosen = used.choose(leaf, x.shape, dims, split)
+            return len(named) - stacked > 1 and not (stacked and axes_of(chosen.spec, 0))
+
         return over_explicit_axes(
             loss,
             self.mesh,
             self.rows(False),
             lambda weights: used.specs(weights, dims, split=split),
-            lambda weights: jax.tree_util.tree_map_with_path(stacks, weights),
+            lambda weights: jax.tree_util.tree_map_with_path(is_matrix, weights),
         )
 
     def gradient_sharding(
