@@ -288,14 +288,21 @@ TABLE = (
         "gives JAX what is not an array of numbers",
         "Make it one: jnp.asarray(x), np.asarray(x) of a list, x.numpy() of a torch tensor.",
     ),
-    _rule(
-        "ShardingTypeError",
-        "",
-        "would exchange arrays between devices, or could split its result in several ways",
-        "That is an error with parallel.explicit=true. Say what is meant: "
-        "jax.sharding.reshard(x, P()) is whole on each device, x.at[i].get(out_sharding=...) and "
-        "jnp.einsum(..., out_sharding=...) split as you say; or leave it to the compiler: "
-        "parallel.explicit=false.",
+    *(
+        _rule(
+            kind,
+            pattern,
+            "would exchange arrays between devices, or could split its result in several ways",
+            "That is an error with parallel.explicit=true. Say what is meant: "
+            "jax.sharding.reshard(x, P()) is whole on each device, x.at[i].get(out_sharding=...) "
+            "and jnp.einsum(..., out_sharding=...) split as you say, jnp.zeros_like(x) is split as "
+            "x is; or leave it to the compiler: parallel.explicit=false.",
+        )
+        for kind, pattern in (
+            ("ShardingTypeError", ""),
+            ("ValueError", "out_sharding"),
+            ("TypeError", r"(?s)body function carry.*\[[^]]*@"),
+        )
     ),
     AdviceRule("OSError", "", missing_path),
 )

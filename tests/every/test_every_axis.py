@@ -117,7 +117,7 @@ QUICK = [
     Case("tensor x context", "deepseek", 1),
     Case("stage x data", "deepseek", 1),
     Case("stage x slice x fsdp, circular", "gpt", 2),
-    Case("data x fsdp", "gpt", 2, explicit=True),
+    Case("fsdp x tensor", "gpt", 2, explicit=True),
     Case("fsdp x tensor", "llama", 1, explicit=True),
     Case("tensor x context", "mixtral", 1, explicit=True),
     Case("fsdp x expert x tensor", "deepseek", 2, explicit=True),

@@ -20,6 +20,7 @@ from jtrain.core.interpret import (
     replace_equations,
 )
 from jtrain.models.layers.convolution import max_along
+from jtrain.parallel.explicit import is_explicit
 
 
 def fast_pools(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -38,7 +39,8 @@ def fast_pools(function: Callable[..., Any]) -> Callable[..., Any]:
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
         tracers = (leaves[i] for i in places if isinstance(leaves[i], Tracer))
         traced = any(x.to_concrete_value() is None for x in tracers)
-        traced = traced and jax.default_backend() == "cpu"
+        # A copy of a program over explicit axes would not have the splits of its operations.
+        traced = traced and jax.default_backend() == "cpu" and not is_explicit()
         signature = (structure, *map(_signature, leaves))
         if not traced or signature in plain:
             return function(*args, **kwargs)

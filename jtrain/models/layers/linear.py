@@ -83,7 +83,7 @@ class Linear(nnx.Module):
         flat = self.flat and not is_explicit()
         rows = x.reshape(-1, x.shape[-1]) if flat else x
         if isinstance(kernel, LowRank):
-            y = kernel.product(self._product, rows) + kernel.term(x, flat=flat)
+            y = kernel.product(self._product, rows) + kernel.term(x, complete=self.flat, flat=flat)
         else:
             y = self._product(rows, kernel)
         y = y if self.bias is None else y + self.bias[...].reshape(*[1] * (y.ndim - 1), -1)

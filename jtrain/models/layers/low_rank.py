@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 from jtrain.core.types import Leaf
 from jtrain.errors import LossError
 from jtrain.models.layers.dropout import drop
+from jtrain.parallel.explicit import product
 
 Bits: TypeAlias = Literal["int8", "nf4"]
 BLOCK = 64  # numbers that share a scale
@@ -133,14 +134,17 @@ class LowRank:
         """Return W + scale x A B."""
         return add_product(self.dense(), self.a, self.b, self.scale, transposed=self.transposed)
 
-    def term(self, x: Float[Array, "*b i"], *, flat: bool) -> Float[Array, "..."]:
+    def term(self, x: Float[Array, "*b i"], *, complete: bool, flat: bool) -> Float[Array, "..."]:
         """Return `scale x (x A) B`; `flat` flattens the dims before the inputs.
+
+        Args:
+            complete: whether the rows of `x` are those of the keys.
 
         Raises:
             LossError: if rows are dropped where their keys do not belong to `x`.
         """
         if self.keys is not None:
-            if not flat or len(self.keys) != len(x):
+            if not complete or len(self.keys) != len(x):
                 raise LossError(
                     f"lora.dropout={self.rate} needs complete rows with a key each, and this "
                     f"layer gets x {list(x.shape)} for {len(self.keys)} keys: a pipeline or an "
@@ -148,7 +152,7 @@ class LowRank:
                 )
             x = drop(x, self.rate, self.keys)
         x = x.reshape(-1, x.shape[-1]) if flat else x
-        return self.scale * ((x @ self.a) @ self.b)
+        return self.scale * product(product(x, self.a, 0), self.b, 0)
 
 
 def as_dense(x: Leaf | Quantized, dtype: Any) -> Leaf:

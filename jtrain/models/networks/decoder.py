@@ -26,7 +26,7 @@ from jtrain.models.layers.linear import Linear, add_positions, look_up, take_row
 from jtrain.models.layers.norms import Norm
 from jtrain.models.networks.block import STD, Keys, Segments, TransformerBlock
 from jtrain.models.transformer import Transformer
-from jtrain.parallel.explicit import gathered, is_explicit, product
+from jtrain.parallel.explicit import gathered, is_explicit, keeps_split, product
 
 
 class PredictionDepth(nnx.Module):
@@ -122,10 +122,11 @@ class Decoder(nnx.Module):
         if self.positions is not None:
             plain = segments is None and order is None
             table = gathered(self.positions[...])
-            learned = table[:time] if plain else table[at]
+            vectors = lambda at, table: table[at]
+            learned = table[:time] if plain else keeps_split(vectors, at.ndim)(at, table)
             if segments is not None:
                 x = x + learned
-            elif self.placement.times == 1:
+            elif self.placement.times == 1 and not is_explicit():
                 # Whole: XLA knows no way from time, split by a tensor axis, to the table's split.
                 x = add_positions(x, self.placement.constrain(learned, None, "width"))
             else:  # the gradient of that function would be gathered where time is split
@@ -245,4 +246,5 @@ class Decoder(nnx.Module):
         head = self.tokens if self.head is None else self.head
         logits = product(hidden, head[...], 1)
         logits = soft_cap(logits, self.config.logit_cap)
-        return self.placement.constrain(logits, "rows", "time", "vocab")
+        # Over explicit axes whole, as a loss takes them that looks up the logit of a label.
+        return self.placement.constrain(logits, "rows", "time", None if is_explicit() else "vocab")
