@@ -41,35 +41,21 @@ class Case(NamedTuple):
     right: Callable[[Path], Any]
 
 
-def written(
-    folder: Path, *, tokenizing: Any = ByteTokens(), text: str = VERSE, shard: int = 50
-) -> Path:
-    (folder / "a.txt").write_text(text, encoding="utf-8")
-    prepare(folder / "a.txt", folder / "out", tokenizing=tokenizing, shard=shard)
+def written(folder: Path) -> Path:
+    (folder / "a.txt").write_text(VERSE, encoding="utf-8")
+    prepare(folder / "a.txt", folder / "out", tokenizing=ByteTokens(), shard=50)
     return folder / "out"
 
 
-def cut(folder: Path) -> Path:
-    out = written(folder)
-    path = out / "tokens-00001.bin"
-    path.write_bytes(path.read_bytes()[:-3])
-    return out
+def hurt(folder: Path, change: Callable[[bytes], bytes]) -> Path:
+    """Write tokens, and change those of the second file."""
+    path = written(folder) / "tokens-00001.bin"
+    path.write_bytes(change(path.read_bytes()))
+    return path.parent
 
 
-def foreign(folder: Path) -> Path:
-    out = written(folder)
-    tokens = np.fromfile(out / "tokens-00001.bin", "<u2")
-    tokens[7] = 40_000
-    tokens.tofile(out / "tokens-00001.bin")
-    return out
-
-
-def changed(folder: Path) -> Path:
-    out = written(folder)
-    tokens = np.fromfile(out / "tokens-00001.bin", "<u2")
-    tokens[7] ^= 1
-    tokens.tofile(out / "tokens-00001.bin")
-    return out
+def eighth(token: bytes) -> Callable[[bytes], bytes]:
+    return lambda data: data[:14] + token + data[16:]
 
 
 def other_ends(folder: Path, *ends: int) -> TokenFiles:
@@ -123,15 +109,15 @@ CASES = [
     Case("a tokenizer that was put there later", lambda f: TokenFiles(swapped(f)),
         ("written by tokenizer 1b5ec18e7563", "now characters", "jtrain data prepare FILES"),
         again),
-    Case("a file of tokens that was cut", lambda f: TokenFiles(cut(f)), ("tokens-00001.bin",
-        "end at byte 64", "ends at 61", "was cut", "jtrain data prepare"), again),
-    Case("tokens of something else", lambda f: Windows(TokenFiles(foreign(f)),
+    Case("a file of tokens that was cut", lambda f: TokenFiles(hurt(f, lambda data: data[:-3])),
+        ("tokens-00001.bin", "end at byte 64", "ends at 61", "jtrain data prepare"), again),
+    Case("tokens of something else", lambda f: Windows(TokenFiles(hurt(f, eighth(b"\x40\x9c"))),
         context=8)[np.arange(70)], ("tokens-00001.bin", "below 257", "40000 at byte 14",
         "jtrain data prepare"), lambda f: Windows(again(f), context=8)[np.arange(70)]),
     Case("ends of documents that are none", lambda f: other_ends(f, 4, 3, 14), ("documents.bin",
         "up to 14", "has 3 at byte 8", "jtrain data prepare"), again),
-    Case("a bit that fell over", lambda f: TokenFiles(changed(f)).verify(), ("tokens-00001.bin",
-        "checksum", "was changed since", "jtrain data prepare"), lambda f: again(f).verify()),
+    Case("a token that changed", lambda f: TokenFiles(hurt(f, eighth(b"\x01\x00"))).verify(),
+        ("tokens-00001.bin", "checksum", "jtrain data prepare"), lambda f: again(f).verify()),
     Case("a folder that is not finished", lambda f: TokenFiles(unfinished(f)), ("is not finished",
         "jtrain data prepare FILES --out"), again),
     Case("what is not UTF-8", lambda f: begun(f, b"to be\nor n\xf6t"), ("a.txt:2 is not UTF-8",

@@ -74,13 +74,6 @@ def test_terms_keep_each_mean_and_its_coefficient():
     assert got.coefficients == (2.0, 1.0, 1.0)
 
 
-TREE = {
-    "blocks": [{"kernel": jnp.full((2, 3), 2.0)}],
-    "low": jnp.ones(4, jnp.bfloat16),
-    "n": jnp.arange(2),
-}
-
-
 def test_the_norm_is_over_all_leaves():
     some = {"a": jnp.array([3.0, 0.0]), "b": jnp.array(4.0, jnp.bfloat16)}
     assert float(pytree.norm(some)) == 5.0

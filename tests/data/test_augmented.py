@@ -247,10 +247,6 @@ SMOOTH = np.asarray(
 )
 
 
-def whole(height: int, width: int) -> np.ndarray:
-    return np.array([[0.0, 0.0, height, width]])
-
-
 def test_a_window_is_resized_as_by_pillow():
     box = (8, 4, 32, 24)  # left, top, right, bottom
     enlarged = Image.fromarray(SMOOTH).resize((48, 40), Image.Resampling.BILINEAR, box=box)

@@ -165,7 +165,6 @@ def test_a_split_has_every_token_once_and_falls_between_documents(files: list[Pa
 
 ROWS = [{"id": str(i), "text": f'He said "{word}", é ਅ Ċ'} for i, word in enumerate(WORDS[:6])]
 LINES = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in ROWS)
-TABLE = "id\ttext\n" + "".join(f'{row["id"]}\t"a"\n' for row in ROWS)
 
 
 def read_all(path: Path | str, **options) -> list[str]:

@@ -119,11 +119,9 @@ COLUMNS = {
 NUMBERS = ["image", "label", "flag"]
 
 
-def write_parquet(path: Path, columns: dict, *, group: int = 8) -> Path:
-    arrow = pytest.importorskip("pyarrow")
-    pytest.importorskip("pyarrow.parquet").write_table(
-        arrow.table(columns), path, row_group_size=group
-    )
+def write_parquet(path: Path, columns: dict) -> Path:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.table(columns), path, row_group_size=8)
     return path
 
 
@@ -139,15 +137,9 @@ def parquet(tmp_path: Path) -> str:
     return str(tmp_path / "*.parquet")
 
 
-@pytest.fixture
-def dataset():
-    return pytest.importorskip("datasets").Dataset.from_dict(COLUMNS)
-
-
 @pytest.mark.slow
 def test_rows_of_parquet_are_those_that_were_written(parquet: str):
-    keep = 1
-    rows = ParquetRows(parquet, columns=NUMBERS, keep=keep)
+    rows = ParquetRows(parquet, columns=NUMBERS, keep=1)
     for indices in (np.arange(ROWS), np.random.default_rng(0).integers(0, ROWS, 40)):
         got = rows[indices]
         np.testing.assert_array_equal(got["image"], IMAGES[indices], strict=True)
@@ -170,17 +162,16 @@ def test_a_row_of_parquet_has_its_strings(parquet: str):
 
 @pytest.mark.slow
 def test_a_file_of_parquet_that_is_cut_off_is_refused_with_its_end(tmp_path: Path):
-    share = 0.99
     path = write_parquet(tmp_path / "a.parquet", {"x": list(range(99))})
-    kept = int(path.stat().st_size * share)
+    kept = int(path.stat().st_size * 0.99)
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(DataError, match=rf"a\.parquet .* ends at byte {kept} without"):
         ParquetRows(path)
 
 
 @pytest.mark.slow
-def test_rows_of_hugging_face_are_those_that_were_given(dataset):
-    rows = HuggingFace(dataset, columns=NUMBERS)
+def test_rows_of_hugging_face_are_those_that_were_given(table):
+    rows = HuggingFace(table(COLUMNS), columns=NUMBERS)
     indices = np.random.default_rng(0).integers(0, ROWS, 40)
     got = rows[indices]
     np.testing.assert_array_equal(got["image"].astype(np.float32), IMAGES[indices])

@@ -60,9 +60,10 @@ def read_all(reader, start: int, stop: int) -> list[dict[str, np.ndarray]]:
 def nothing_is_left():
     """Check after each test that no reading process or thread is left."""
     yield
+    gc.collect()
+    until(lambda: readers() == 0)
     assert multiprocessing.active_children() == []
-    names = {thread.name for thread in threading.enumerate()}
-    assert "read-batches" not in names
+    assert "read-batches" not in {thread.name for thread in threading.enumerate()}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -227,13 +228,6 @@ def slowly(step: int) -> int:
 
 def readers() -> int:
     return sum(thread.name == "read-ahead" for thread in threading.enumerate())
-
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left():
-    yield
-    gc.collect()
-    until(lambda: readers() == 0)
 
 
 @pytest.mark.parametrize("get", [slowly, lambda step: step * step], ids=["slow", "fast"])
