@@ -5,8 +5,13 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import save_file
+
+from jtrain.core.pytree import named_leaves
+from jtrain.models.pretrained.source import PretrainedWeights
 
 GOLDEN = Path(__file__).parent / "golden" / "pretrained"
 
@@ -42,6 +47,15 @@ def draw_pixels(shape: tuple[int, ...]) -> np.ndarray:
 def tensors_of(golden: dict[str, Any]) -> dict[str, np.ndarray]:
     """Return the tensors of a golden, by the names that transformers writes."""
     return {name: draw(name, tuple(shape)) for name, shape in golden["tensors"].items()}
+
+
+def read_weights(source: PretrainedWeights) -> tuple[Any, Any]:
+    """Return the parameters of the model of a source, and what it carries beside them."""
+    like = jax.eval_shape(source.model.build().init, jax.random.key(0))
+    named = {**named_leaves(like[0]), **{f"extra/{n}": x for n, x in named_leaves(like[1]).items()}}
+    arrays = source.read(named)
+    leaves = [jnp.asarray(arrays[name]) for name in named]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
 def write_model(folder: Path, golden: dict[str, Any], **changes: Any) -> Path:

@@ -106,15 +106,6 @@ def test_a_packed_file_that_is_cut_off_is_refused_with_its_end(tmp_path: Path):
 NAMES = ["images", "labels"]
 
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the home of a user without data."""
-    monkeypatch.delenv("JTRAIN_DATA", raising=False)
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
-
-
 def write_files(folder: Path, *names: str) -> list[Path]:
     folder.mkdir(parents=True)
     for name in names:
@@ -126,20 +117,19 @@ def find(installed: Path) -> list[Path]:
     return find_set("shirts", NAMES, installed, "apt-get install dataset-shirts")
 
 
-def test_each_folder_is_searched_and_the_users_own_comes_first(home, tmp_path, monkeypatch):
-    monkeypatch.setenv("JTRAIN_DATA", str(tmp_path / "mine"))
-    system = tmp_path / "system"
-    for place in (system, home / ".cache/jtrain/data/shirts", tmp_path / "mine/shirts"):
+def test_each_folder_is_searched_and_the_users_own_comes_first(data: Path):
+    system = data / "system"
+    for place in (system, cache_dir() / "shirts", data / "shirts"):
         expected = write_files(place, "images.gz", "labels")
         assert find(system) == expected
 
 
-def test_files_are_never_taken_from_two_places(home, tmp_path):
+def test_files_are_never_taken_from_two_places(data: Path):
     write_files(cache_dir() / "shirts", "images")
-    write_files(tmp_path / "system", "labels")
+    write_files(data / "system", "labels")
     with pytest.raises(DataError, match=r"data/shirts, which lacks labels\n") as caught:
-        find(tmp_path / "system")
-    assert f"{tmp_path}/system, which lacks images\n" in str(caught.value)
+        find(data / "system")
+    assert f"{data}/system, which lacks images\n" in str(caught.value)
 
 
 @pytest.mark.thorough

@@ -3,7 +3,9 @@
 import dataclasses
 import functools
 import importlib.util
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -127,15 +129,13 @@ def test_training_comes_to_the_scripts_bound_within_one_percent():
 GAN = CONFIGS / "gan.yaml"
 
 
-def adversaries():
-    config_of(GAN)  # puts the directory of the experiments where modules are found
-    from experiments import gan
-
-    return gan
+def experiment(config: Path) -> ModuleType:
+    """Return the module of the experiment of a config."""
+    return sys.modules[type(config_of(config)).__module__]
 
 
 def test_one_step_of_both_is_a_step_of_each_with_the_other_in_extra():
-    gan = adversaries()
+    gan = experiment(GAN)
     optimizers = {"generator": optax.adam(1e-3, b1=0.5), "critic": optax.sgd(1e-2)}
     config = config_of(GAN, ["model.widths=[16]", "batch=32"])
     x = config.build(Unplaced())
@@ -177,15 +177,8 @@ HEAT = CONFIGS / "heat.yaml"
 SINGLE = ("parallel={kind: single}",)
 
 
-def study():
-    config_of(HEAT)  # puts the directory of the experiments where modules are found
-    from experiments import heat
-
-    return heat
-
-
 def test_the_equation_is_the_networks_by_differences():
-    heat = study()
+    heat = experiment(HEAT)
     config = config_of(HEAT, ["model.widths=[8, 8]", "batch=16"])
     x = config.build(Unplaced())
     params, _ = x.init(jax.random.key(0))
@@ -217,13 +210,6 @@ def test_a_few_hundred_steps_bring_it_near_the_solution():
 CART = CONFIGS / "policy_gradient.yaml"
 
 
-def cart():
-    config_of(CART)  # puts the directory of the experiments where modules are found
-    from experiments import policy_gradient
-
-    return policy_gradient
-
-
 def accelerations(angle: float, turn: float, force: float) -> np.ndarray:
     """Return the motion of cart and pole from Lagrange's equations (rod of length 1), float64."""
     mass, rod, half, gravity = 1.0, 0.1, 0.5, 9.8
@@ -241,7 +227,7 @@ def test_the_cart_moves_as_lagrange_says():
     draw = np.random.default_rng(0)
     states = draw.uniform(-1, 1, size=(50, 4)).astype(np.float32)
     pushes = draw.choice([-10.0, 10.0], 50).astype(np.float32)
-    after = cart().moved(jnp.asarray(states), jnp.asarray(pushes))
+    after = experiment(CART).moved(jnp.asarray(states), jnp.asarray(pushes))
     for state, push, found in zip(states, pushes, np.asarray(after), strict=True):
         gain, angular = accelerations(state[2], state[3], push)
         rates = np.array([state[1], gain, state[3], angular])

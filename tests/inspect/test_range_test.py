@@ -7,14 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from quick_study import write_study
 
 from jtrain.cli import main
 from jtrain.config.resolve import resolve
-from jtrain.inspect.range_test import (
-    analyze,
-    format_result,
-    run_range_test,
-)
+from jtrain.inspect.range_test import analyze, format_result, run_range_test
 from jtrain.io.jsonl import read_rows
 
 # Least squares by plain gradient descent: with curvature 1 the best rate is 1, and above 2 the
@@ -47,7 +44,7 @@ class Config(jt.RunConfig):
         )
 '''
 YAML = """\
-experiment: bowl
+experiment: quick
 steps: 500
 batch: 16
 optimizer: {kind: sgd, lr: 0.1, schedule: {kind: cosine, warmup: 20}}
@@ -59,12 +56,7 @@ evaluate: {every: 0}
 @pytest.fixture
 def bowl(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    Path("experiments").mkdir()
-    Path("experiments/bowl.py").write_text(CODE)
-    Path("configs").mkdir()
-    path = Path("configs/bowl.yaml")
-    path.write_text(YAML)
-    return path
+    return write_study(Path(), CODE, YAML)
 
 
 @pytest.mark.thorough

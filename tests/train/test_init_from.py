@@ -3,8 +3,8 @@
 import shutil
 
 import jax
-import numpy as np
 import pytest
+from comparison import bitwise
 from quick_study import At, config_of, state_of, trained
 
 import jtrain as jt
@@ -26,11 +26,6 @@ def params_of(outcome: RunResult, step: int):
     return state_of(outcome.directory, step).params
 
 
-def same(got, want) -> bool:
-    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
-    return all(bool((np.asarray(a) == np.asarray(b)).all()) for a, b in pairs)
-
-
 WAYS = {"a run by its name": ("first", 4), "a checkpoint": ("runs/first/checkpoints/2", 2)}
 
 
@@ -38,7 +33,7 @@ WAYS = {"a run by its name": ("first", 4), "a checkpoint": ("runs/first/checkpoi
 def test_starts_from(way, first):
     path, step = WAYS[way]
     state = set_up(config_of(CONFIG, [f"{FROM}={path}", "seed=5"])).initial_state()
-    assert same(state.params, params_of(first, step))
+    assert bitwise(state.params, params_of(first, step))
     assert (int(state.step), int(state.skipped)) == (0, 0)
     moments = [leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.ndim]
     assert moments
@@ -48,7 +43,7 @@ def test_starts_from(way, first):
 def test_starts_from_the_best_checkpoint_of_a_run(first):
     assert first.results[2]["loss"] > first.results[4]["loss"]
     state = set_up(config_of(CONFIG, [f"{FROM}=first", "init_from.step=best"])).initial_state()
-    assert same(state.params, params_of(first, 2))
+    assert bitwise(state.params, params_of(first, 2))
 
 
 def test_a_run_says_what_it_took_and_goes_on_without_its_origin(first):

@@ -4,11 +4,10 @@ import json
 import types
 
 import jax
-import jax.numpy as jnp
 import pytest
 from comparison import assert_close
+from published_models import read_weights
 
-from jtrain.core.pytree import named_leaves
 from jtrain.data.text.tokenizers import train_bpe
 from jtrain.models.pretrained.source import PretrainedWeights
 from jtrain.parallel import Single
@@ -59,13 +58,9 @@ def write_llama(folder):
 def load_published(path, tokenizer) -> LoadedRun:
     """Return published weights as a loaded run."""
     source = PretrainedWeights(path)
-    model = source.model.build()
-    shapes, _ = jax.eval_shape(model.init, jax.random.key(0))
-    found = source.read(source.found)
-    leaves = [jnp.asarray(found[name]) for name in named_leaves(shapes)]
-    params = jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+    params, _ = read_weights(source)
     complete = make_complete(source.model.build, tokenizer)
-    experiment = types.SimpleNamespace(model=model, complete=complete, adapter=None)
+    experiment = types.SimpleNamespace(model=source.model.build(), complete=complete, adapter=None)
     return LoadedRun(
         directory=path, step=0, params=params, extra={}, config=None, experiment=experiment,  # pyright: ignore
         _program=None, _strategy=Single().build(),

@@ -22,11 +22,6 @@ def of(code: str) -> list[str]:
     return [sys.executable, "-S", "-c", ME + code]
 
 
-def gone(file: Path) -> bool:
-    """Return whether the processes whose numbers are in a file have ended."""
-    return not any(Path(f"/proc/{pid}").exists() for pid in file.read_text().split())
-
-
 def test_each_process_gets_its_index_and_the_same_coordinator(tmp_path: Path):
     names = ["JTRAIN_COORDINATOR", "JTRAIN_TOKEN"]
     names += ["JTRAIN_PROCESSES", "JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS"]
@@ -41,11 +36,10 @@ def test_each_process_gets_its_index_and_the_same_coordinator(tmp_path: Path):
 
 
 def test_when_one_fails_all_end_and_its_output_comes_last(tmp_path: Path, capfd):
-    pids = tmp_path / "pids"
     code = (
         "print('hello from', me, flush=True)\n"
-        f"open('{pids}', 'a').write(f'{{os.getpid()}} ')\n"
-        f"while me == 2 and len(open('{pids}').read().split()) < 3: time.sleep(0.01)\n"
+        f"open(f'{tmp_path}/{{os.getpid()}}', 'w')\n"
+        f"while me == 2 and len(os.listdir('{tmp_path}')) < 3: time.sleep(0.01)\n"
         "me == 2 and 1 / 0\n"
         "time.sleep(600)"
     )
@@ -59,8 +53,8 @@ def test_when_one_fails_all_end_and_its_output_comes_last(tmp_path: Path, capfd)
     *_, error, last = err.splitlines()
     assert error == "ZeroDivisionError: division by zero"
     assert last == "process 2 failed (exit code 1), and all were ended"
-    assert len(pids.read_text().split()) == 3
-    assert gone(pids)
+    assert len(list(tmp_path.iterdir())) == 3
+    assert ended(tmp_path)
 
 
 def test_the_exit_code_is_that_of_the_first_that_failed(tmp_path: Path):

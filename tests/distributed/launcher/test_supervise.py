@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from test_launch import gone, of, when_written
+from test_launch import ended, of, when_written
 
 from jtrain.distributed.launcher import launch, process_group
 from jtrain.distributed.watchdog import Patience
@@ -172,20 +172,15 @@ def test_the_first_failure_is_reported_though_another_process_exited_before(
 
 
 def test_a_signalled_launch_is_not_restarted(here: Path):
-    code = LIFE + f"open(f'{here}/pid-{{os.getpid()}}', 'w'); time.sleep(60)"
+    (here / "pids").mkdir()
+    code = LIFE + f"open(f'{here}/pids/{{os.getpid()}}', 'w'); time.sleep(60)"
     starts = (
         "from jtrain.distributed.launcher import launch;"
         f"raise SystemExit(launch({of(code)!r}, processes=2, restarts=5))"
     )
     process = subprocess.Popen([sys.executable, "-c", starts])
-    when_written(here, 4)
+    when_written(here / "pids", 2)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=200) == 75, "nothing was lost: no step had begun"
     assert attempts(here) == [1, 1]
-    assert gone_all(here)
-
-
-def gone_all(here: Path) -> bool:
-    pids = here / "all"
-    pids.write_text(" ".join(path.name[4:] for path in here.glob("pid-*")))
-    return gone(pids)
+    assert ended(here / "pids")

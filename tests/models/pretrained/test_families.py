@@ -37,14 +37,10 @@ def some(names: list[str]) -> list[Any]:
     return [n if n in QUICK else pytest.param(n, marks=pytest.mark.thorough) for n in names]
 
 
-def read(folder: Path, **changes: Any) -> tuple[Any, Any]:
+def read(folder: Path) -> tuple[Any, Any]:
     """Return the config and the parameters of a folder."""
-    source = PretrainedWeights(folder, stacked=changes.get("scan", False))
-    model = dataclasses.replace(source.model, **changes)
-    like, _ = jax.eval_shape(model.build().init, jax.random.key(0))
-    arrays = source.read(named_leaves(like))
-    leaves = [jnp.asarray(array) for array in arrays.values()]
-    return model, jax.tree.unflatten(jax.tree.structure(like), leaves)
+    source = PretrainedWeights(folder)
+    return source.model, published.read_weights(source)[0]
 
 
 @pytest.mark.parametrize("name", some(CAUSAL))

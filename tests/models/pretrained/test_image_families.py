@@ -12,7 +12,6 @@ import published_models as published
 import pytest
 from comparison import assert_close
 
-from jtrain.core.pytree import named_leaves
 from jtrain.models.classifiers import ResNet, ViT
 from jtrain.models.images import Pixels
 from jtrain.models.pretrained.families.images import TIMM_VIT
@@ -33,11 +32,7 @@ IMAGES = [
 def read(folder: Path) -> tuple[Any, Any, Any]:
     """Return the config, the parameters and the running statistics of a folder."""
     source = PretrainedWeights(folder)
-    like = jax.eval_shape(source.model.build().init, jax.random.key(0))
-    named = {**named_leaves(like[0]), **{f"extra/{n}": x for n, x in named_leaves(like[1]).items()}}
-    arrays = source.read(named)
-    leaves = [jnp.asarray(arrays[name]) for name in named]
-    return source.model, *jax.tree.unflatten(jax.tree.structure(like), leaves)
+    return source.model, *published.read_weights(source)
 
 
 @pytest.mark.thorough

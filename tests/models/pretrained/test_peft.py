@@ -18,20 +18,12 @@ from jtrain.models.pretrained.source import PretrainedWeights
 ALL = ("*/qkv/kernel", "*/out/kernel", "*/up/kernel", "*/down/kernel")
 
 
-def read_params(source: PretrainedWeights):
-    """Return the parameters of the model of a source."""
-    shapes, _ = jax.eval_shape(source.model.build().init, jax.random.key(0))
-    found = source.read(source.found)
-    leaves = [jnp.asarray(found[name]) for name in named_leaves(shapes)]
-    return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
-
-
 def write(tmp_path, name: str, *on: str):
     """Write an adapter of drawn terms; return its folder, and the weights that they add up to."""
     folder = published.write_model(tmp_path / name, published.golden(name))
     source = PretrainedWeights(folder)
     built = source.model.build()
-    params = read_params(source)
+    params, _ = published.read_weights(source)
     adapter = build_adapter(Lora(rank=3, alpha=6, on=on), params, built.dims, built.linear)
     terms, extra = adapter.attach((params, ()), jax.random.key(0))
     draw = np.random.default_rng(0)
@@ -113,7 +105,8 @@ def test_an_adapter_that_peft_wrote_gives_the_outputs_of_peft(tmp_path, name):
     save_file(published.tensors_of(golden), out / "adapter_model.safetensors")
     source = PretrainedWeights(out)
     tokens = jnp.asarray(published.golden(name)["tokens"][:1], jnp.int32)
-    got, _ = source.model.build().apply(read_params(source), {}, tokens)
+    params, _ = published.read_weights(source)
+    got, _ = source.model.build().apply(params, {}, tokens)
     assert distance(got, np.asarray(golden["outputs"])) < 3e-6  # 1e-6 was measured
     for path in (out, out / "adapter_model.safetensors"):
         with pytest.raises(CheckpointError, match=f"is an adapter of peft.*init_from.path={out} "):
@@ -135,8 +128,8 @@ def test_peft_computes_the_same_outputs(tmp_path, name):
         with torch.no_grad():
             want = net(input_ids=torch.tensor(ids))[0].numpy()
         source = PretrainedWeights(path)
-        model, params = source.model.build(), read_params(source)
-        got, _ = model.apply(params, {}, *inputs[: 1 + (name == "bert")])
+        params, _ = published.read_weights(source)
+        got, _ = source.model.build().apply(params, {}, *inputs[: 1 + (name == "bert")])
         assert distance(got, want) < 2e-6
 
     folder, out, _ = write(tmp_path, name, *ALL)

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from quick_study import write_study
 
 import jtrain as jt
 from jtrain.cli import main
@@ -183,15 +182,9 @@ def test_a_run_has_a_ledger_and_the_verb_shows_it(finished, capsys):
     assert format_ledger(ledger) == table.rstrip("\n")
 
 
-@pytest.fixture
-def study(tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return write_study(tmp_path)
-
-
 @pytest.mark.thorough
-def test_a_run_writes_a_trace_and_reads_it_back(study, capsys):
-    assert main(["run", str(study), "--profile", "4:6", "evaluate.every=5"]) == 0
+def test_a_run_writes_a_trace_and_reads_it_back(study_home, capsys):
+    assert main(["run", str(study_home), "--profile", "4:6", "evaluate.every=5"]) == 0
     shown = capsys.readouterr().out
     assert "profile of steps 4 to 6" in shown
     assert "https://ui.perfetto.dev" in shown
