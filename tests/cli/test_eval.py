@@ -46,16 +46,15 @@ def test_the_best_the_newest_and_a_number_name_a_step(outcome: RunResult, capfd)
         ("evaluate.batch=7",),
     ],
 )
-def test_no_layout_and_no_batch_changes_a_number(settings, outcome: RunResult, capfd):
+def test_no_layout_and_no_batch_changes_a_number_and_none_changes_the_run(
+    settings, outcome: RunResult, capfd
+):
+    contents = lambda: {p: p.read_bytes() for p in Path("runs").rglob("*") if p.is_file()}
+    files = contents()
     found = evaluated(capfd, "quick", *settings)["valid"]
     assert found == pytest.approx(outcome.results[12], rel=1e-6)
     assert found["rows"] == 50
-
-
-def test_it_changes_nothing_in_the_run(outcome: RunResult, capfd):
-    files = {p: p.read_bytes() for p in outcome.directory.path.rglob("*") if p.is_file()}
-    evaluated(capfd, "quick", "parallel={kind: fsdp, devices: 2}")
-    assert {p: p.read_bytes() for p in outcome.directory.path.rglob("*") if p.is_file()} == files
+    assert contents() == files
 
 
 @pytest.mark.parametrize(

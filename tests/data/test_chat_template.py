@@ -84,15 +84,11 @@ def _config(tmp_path):
 
 
 def test_tojson_writes_the_text_of_transformers():
-    for source, text in JSON.values():
-        talk = [USES, RESULT] if "m.role" in source else [USES]
+    talks = [[USES, RESULT] if "m.role" in source else [USES] for source, _ in JSON.values()]
+    for talk, (source, text) in zip(talks, JSON.values(), strict=True):
         assert ChatTemplate(source).render(talk) == text
-
-
-def test_transformers_writes_these_texts():
     theirs = pytest.importorskip("transformers.utils.chat_template_utils")
-    for source, text in JSON.values():
-        talk = [USES, RESULT] if "m.role" in source else [USES]
+    for talk, (source, text) in zip(talks, JSON.values(), strict=True):
         assert theirs.render_jinja_template([talk], chat_template=source)[0] == [text]
 
 

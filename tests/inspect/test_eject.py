@@ -202,26 +202,18 @@ def test_a_difference_is_found(tmp_path: Path, monkeypatch, capsys):
 
 
 def test_branches_are_decided_and_comments_stay():
-    source = """
-KIND: str = "a"  # of what
-WIDE: bool = True
+    source = """KIND: str = "a"  # of what
 
 def f(x):
     if KIND == "b":
         y = 1
-    elif KIND == "a" and not WIDE:
-        y = 2
     else:
         # why
-        y = (3 if WIDE else 4) + x  # told
+        y = (3 if KIND == "a" else 4) + x  # told
     if x > 3:
         return y
 """
-    assert (
-        fill(source, {"KIND": "c", "WIDE": False})
-        == """
-KIND = "c"  # of what
-WIDE = False
+    found = """KIND = "c"  # of what
 
 def f(x):
     # why
@@ -229,5 +221,5 @@ def f(x):
     if x > 3:
         return y
 """
-    )
-    assert "    y = 2\n    if x > 3" in fill(source, {"KIND": "a", "WIDE": False})
+    assert fill(source, {"KIND": "c"}) == found
+    assert "    y = 1\n    if x > 3" in fill(source, {"KIND": "b"})

@@ -124,23 +124,15 @@ def test_text_without_secrets_is_unchanged():
 
 
 def test_values_are_hidden_by_the_names_of_their_keys():
-    said = {
-        "password": "x",
-        "pin": {"password": 1234, "use_cls_token": True, "num_tokens": 10},
-        "wandb": {"apiKey": "short", "project": "mine"},
-        "argv": ["jtrain", "--password", "x", "--steps", "3"],
+    said = lambda secret, number: {
+        "password": secret,
+        "pin": {"password": number, "use_cls_token": True, "num_tokens": 10},
+        "wandb": {"apiKey": secret, "project": "mine"},
+        "argv": ["jtrain", "--password", secret, "--steps", "3"],
         "none": {"password": "", "secret": None, "token": "null"},
         "from": {"api_key": "${WANDB_API_KEY}"},
     }
-    found = redact_values(said)
-    assert found == {
-        "password": HIDDEN,
-        "pin": {"password": HIDDEN, "use_cls_token": True, "num_tokens": 10},
-        "wandb": {"apiKey": HIDDEN, "project": "mine"},
-        "argv": ["jtrain", "--password", HIDDEN, "--steps", "3"],
-        "none": {"password": "", "secret": None, "token": "null"},
-        "from": {"api_key": "${WANDB_API_KEY}"},
-    }
+    assert redact_values(said("short", 1234)) == said(HIDDEN, HIDDEN)
     assert not is_secret("num_tokens", "a1b2c3d4e5")
 
 

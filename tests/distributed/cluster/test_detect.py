@@ -269,12 +269,9 @@ def test_a_process_without_its_launcher_is_warned_of(environ: dict[str, str], wa
     assert f"warning      {line}" in str(found)
 
 
-def test_a_pbs_script_is_warned_of(pbs: dict[str, str]):
+def test_a_pbs_script_is_warned_of_and_the_advice_ends_each_warning(pbs: dict[str, str]):
     (line,) = detect(pbs).describe()
     assert line.startswith("a job of PBS on 2 hosts, and this process trains by itself on one")
-
-
-def test_the_advice_ends_the_warning(pbs: dict[str, str]):
     by_hand = {"JTRAIN_COORDINATOR": "node1:8476", "JTRAIN_PROCESSES": "2", "JTRAIN_PROCESS": "1"}
     for environ in (BATCH, LSF, pbs, pbs | {"PBS_NODENUM": "1"}):
         assert detect(environ | by_hand).processes == 2

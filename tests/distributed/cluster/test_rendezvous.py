@@ -93,14 +93,6 @@ def test_a_missing_process_is_named_in_time():
         assert "parallel.start_timeout=3" in str(error)
 
 
-def test_a_coordinator_that_is_not_there_is_named():
-    port = free_port()
-    (error,) = ends([(member(1, 2, port), SAME)], timeout=0.3)
-    assert isinstance(error, PeerError)
-    assert f"tried 0.3 s to reach process 0 at 127.0.0.1:{port}" in str(error)
-    assert "name its machine by JTRAIN_COORDINATOR" in str(error)
-
-
 def test_two_processes_with_one_number_are_refused():
     port = free_port()
     found = ends([(member(i, 3, port), SAME) for i in (0, 1, 1)], timeout=1.0)

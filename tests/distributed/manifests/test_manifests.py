@@ -21,6 +21,7 @@ from jtrain.distributed.cluster.detect import KINDS
 from jtrain.distributed.manifests import ClusterJob, find_machines, job_set, sky_task, train_job
 from jtrain.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("from_the_top")
 BUILD = {"k8s": job_set, "trainjob": train_job, "skypilot": sky_task}
 JOINS_SLICES = {"k8s"}
 TOPOLOGIES = {"v5e:4x4": 4, "2*v6e:4x4": 8, "h100:8": 1, "2*h100:8": 2}  # and their hosts
@@ -120,20 +121,15 @@ def validator(document: dict[str, Any]) -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator(schema)
 
 
-@pytest.mark.parametrize("engine", ["k8s", "trainjob", "skypilot"])
-def test_each_is_valid_by_the_published_schema(engine):
+@pytest.mark.parametrize("engine", BUILD)
+def test_each_is_its_golden_file_and_valid_by_the_published_schema(engine):
     changed = {"queue": "research"} if engine != "skypilot" else {"spot": True}
-    for topology in [topology for name, topology in CASES if name == engine]:
-        for document in documents(engine, job(engine, topology, **changed)):
-            validator(document).validate(document)
-
-
-@pytest.mark.parametrize("engine", ["k8s", "trainjob", "skypilot"])
-def test_each_is_its_golden_file(engine):
     for topology in [topology for name, topology in CASES if name == engine]:
         text = format_blocks(documents(engine, job(engine, topology)))
         name = f"{engine}-{topology.replace('*', 'x').replace(':', '-')}.yaml"
         assert text == (GOLDEN / name).read_text(), f"{name} would be\n{text}"
+        for document in documents(engine, job(engine, topology, **changed)):
+            validator(document).validate(document)
     assert len(list(GOLDEN.iterdir())) == len(CASES)
 
 
@@ -206,20 +202,6 @@ def test_a_slice_of_sky_pilot_is_asked_for_its_own_order(tmp_path):
     assert detect(environ, root=tmp_path).kind == "one process"  # this machine is not a TPU VM
 
 
-def test_all_exit_codes_are_as_in_the_table():
-    """2 fails the whole JobSet, which would be restarted if only its job failed."""
-    for engine, of in (("k8s", "jtrain"), ("trainjob", "node")):
-        spec = documents(engine, job(engine, "v5e:4x4", restarts=7))[0]["spec"]
-        spec = spec if engine == "k8s" else spec["template"]["spec"]
-        assert spec["failurePolicy"]["maxRestarts"] == 7
-        (rule,) = spec["failurePolicy"]["rules"]
-        assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
-        template = spec["replicatedJobs"][0]["template"]["spec"]
-        (rule,) = template["podFailurePolicy"]["rules"]
-        assert rule["onExitCodes"] == {"containerName": of, "operator": "In", "values": [2]}
-        assert template["template"]["spec"]["restartPolicy"] == "Never"  # or the policy is refused
-
-
 # Machine type, chips of a host, hosts, TPU VM: from the tables of
 # https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus and of the pages on each
 # generation, such as https://cloud.google.com/tpu/docs/v6e.
@@ -258,11 +240,6 @@ def test_what_there_is_not_is_refused_with_what_there_is(topology, said):
 
 GIVEN = ["--image", "registry/jtrain:1", "--claim", "shared"]
 RUN = ["run", "configs/gpt2.yaml", "data.path=data/web", "parallel.kind=fsdp"]
-
-
-@pytest.fixture(autouse=True)
-def _from_the_top(monkeypatch: pytest.MonkeyPatch, pytestconfig):
-    monkeypatch.chdir(pytestconfig.rootpath)
 
 
 def launch(*words: str) -> int:

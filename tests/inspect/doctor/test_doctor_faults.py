@@ -237,20 +237,16 @@ def test_one_process():
     assert names(clustered()) == ["ok"]
 
 
-def test_half_set_variables():
-    finding = the(clustered(MASTER_ADDR="10.0.0.1", RANK="1"), "cluster-variables")
-    assert "WORLD_SIZE is missing" in finding.found
-    assert finding.remedy.startswith("Set WORLD_SIZE too")
-
-
-def test_a_slurm_job_without_srun():
-    finding = the(clustered(SLURM_JOB_ID="7", SLURM_NTASKS="4"), "cluster-without-srun")
-    assert finding.remedy == "srun jtrain doctor"
-
-
-def test_a_process_beside_the_launcher_of_a_job():
-    finding = the(clustered(K_MPI_JOB_ROLE="launcher"), "cluster-alone")
-    assert finding.remedy == "type mpirun before it"
+@pytest.mark.parametrize(
+    ("environ", "name", "remedy"),
+    [
+        ({"MASTER_ADDR": "10.0.0.1", "RANK": "1"}, "cluster-variables", "Set WORLD_SIZE too"),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, "cluster-without-srun", "srun jtrain doctor"),
+        ({"K_MPI_JOB_ROLE": "launcher"}, "cluster-alone", "type mpirun before it"),
+    ],
+)
+def test_a_process_outside_of_its_cluster(environ, name, remedy):
+    assert the(clustered(**environ), name).remedy.startswith(remedy)
 
 
 def test_a_proxy_between_the_processes():
