@@ -44,17 +44,12 @@ def test_an_empty_folder_is_filled_also_under_git_and_under_another_name():
 
 
 @pytest.mark.thorough
-def test_it_trains_and_passes_its_own_test():
+def test_it_trains_passes_its_own_test_and_its_loss_is_one_result():
     assert main(["init", "rings"]) == 0
     out = python("-W", "error", "-m", "jtrain", "run", "configs/rings.yaml", cwd="rings")
     accuracy = float(out.split("accuracy ")[1].split()[0])
     assert accuracy > 0.95
     assert "2 passed" in python("-m", "pytest", "-q", "-W", "error", cwd="rings")
-
-
-@pytest.mark.thorough
-def test_a_loss_of_the_project_is_one_result():
-    assert main(["init", "rings"]) == 0
     python("-m", "jtrain", "check", "configs/rings.yaml", cwd="rings")
 
 

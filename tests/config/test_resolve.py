@@ -137,25 +137,22 @@ def imported(code: str, **environment: str) -> list:
 
 
 @pytest.mark.parametrize(
-    "mistake", ["stesp: 3\n", pytest.param("experiment: nothing\n", marks=pytest.mark.thorough)]
+    ("mistake", "needless"),
+    [
+        ("", ("jax", "pydantic", "ruamel")),
+        ("stesp: 3\n", ("jax", "numpy", "optax")),
+        pytest.param("experiment: nothing\n", ("jax", "numpy"), marks=pytest.mark.thorough),
+    ],
 )
-def test_a_mistake_of_the_first_stage_is_told_without_jax(path: Path, mistake: str):
+def test_help_and_a_mistake_of_the_first_stage_are_told_without_jax(path, mistake, needless):
     path.write_text(mistake)
+    words = ["show", str(path)] if mistake else ["--help"]
     seen = imported(
         "import json, sys; from jtrain.cli import main\n"
-        f"code = main(['show', {str(path)!r}])\n"
-        "print(json.dumps([code, [m for m in ('jax', 'numpy', 'optax') if m in sys.modules]]))"
+        f"code = main({words!r})\n"
+        f"print(json.dumps([code, [m for m in {needless} if m in sys.modules]]))"
     )
-    assert seen == [2, []]
-
-
-def test_help_needs_neither_jax_nor_pydantic():
-    seen = imported(
-        "import json, sys; from jtrain.cli import main\n"
-        "code = main(['--help'])\n"
-        "print(json.dumps([code, [m for m in ('jax', 'pydantic', 'ruamel') if m in sys.modules]]))"
-    )
-    assert seen == [0, []]
+    assert seen == [2 if mistake else 0, []]
 
 
 @pytest.mark.thorough

@@ -110,16 +110,13 @@ def test_a_run_that_was_trained_on_eight_is_measured_on_one():
         ("{kind: mirrored, devices: 16}", 16, Mirrored(devices=8)),
         ("{kind: fsdp, devices: 16}", 12, FSDP(devices=6)),
         ("{kind: sharded, fsdp: 3}", 1, Single()),
+        ("{kind: mirrored, devices: 4}", 16, Mirrored(devices=4)),  # which fits
     ],
 )
 def test_as_many_devices_as_divide_the_rows(parallel: str, batch: int, layout):
     stored = config_of("configs/quick.yaml", [f"parallel={parallel}", f"batch={batch}"])
     config, line = fit_layout_to_devices(stored, stored)
     assert config.parallel == layout
-    assert line.endswith(f"used as {layout.kind} over {layout.devices or 1}")
-
-
-@pytest.mark.usefixtures("study_home")
-def test_a_layout_that_fits_is_kept():
-    stored = config_of("configs/quick.yaml", ["parallel={kind: mirrored, devices: 4}"])
-    assert fit_layout_to_devices(stored, stored) == (stored, "")
+    kept = layout == stored.parallel
+    assert line.endswith("" if kept else f"used as {layout.kind} over {layout.devices or 1}")
+    assert (line == "") == (config == stored) == kept

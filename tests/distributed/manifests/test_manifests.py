@@ -267,11 +267,15 @@ def test_it_prints_a_manifest_and_how_to_start_it(capsys):
     assert again.out == shown.out
 
 
-def test_the_name_follows_from_the_run(capsys):
+def test_the_name_follows_from_the_run_and_nothing_is_started(monkeypatch, capsys):
+    monkeypatch.setattr(subprocess, "Popen", None)
     words = ["--engine", "trainjob", "--topology", "v5e:4x4", *GIVEN]
     assert launch(*words, "run", "configs/llama2_7b.yaml") == 0
     documents = list(YAML(typ="safe").load_all(capsys.readouterr().out))
     assert [each["metadata"]["name"] for each in documents] == ["llama2-7b"] * 2
+    words = ["--engine", "skypilot", "--topology", "2*h100:8", "--claim", "10.0.0.2:/share"]
+    assert launch(*words, "--spot", *RUN, "microbatches=30") == 0
+    assert "use_spot: true" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -302,10 +306,3 @@ def test_options_of_the_verb_are_its_own_and_a_value_of_an_option_is_no_verb(cap
     words = ["--engine", "k8s", "--topology", "h100:8", *GIVEN, "--name", "run"]
     assert launch(*words, *RUN, "--overfit", "8") == 0
     assert "parallel.kind=fsdp, --overfit, '8']" in capsys.readouterr().out
-
-
-def test_nothing_is_started(monkeypatch, capsys):
-    monkeypatch.setattr(subprocess, "Popen", None)
-    words = ["--engine", "skypilot", "--topology", "2*h100:8", "--claim", "10.0.0.2:/share"]
-    assert launch(*words, "--spot", *RUN, "microbatches=30") == 0
-    assert "use_spot: true" in capsys.readouterr().out
