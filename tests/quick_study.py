@@ -1,6 +1,5 @@
 """A study that trains in a moment, written where a test wants it: which blob is a point of?"""
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -177,14 +176,6 @@ class PowerCutError(BaseException):
 
 def cut():
     raise PowerCutError
-
-
-def read_otherwise(path: Path) -> None:
-    """In a run's steps.jsonl each batch becomes another."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    for row in rows:
-        row["batch"] = [batch ^ 1 for batch in row["batch"]]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def state_of(directory: RunDir, step: int, config: Path | None = None) -> TrainState:

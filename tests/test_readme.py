@@ -24,13 +24,9 @@ pytestmark = pytest.mark.usefixtures("from_the_top")
 (EXAMPLE,) = [code for language, code in BLOCKS if language == "python"]
 
 
-def last_line(code: str) -> str:
-    """Run an example as a user would and return the last line that it prints."""
-    return run_python("-W", "error", "-c", code).stdout.splitlines()[-1]
-
-
 def test_the_short_example_learns_as_printed():
-    printed = re.fullmatch(r"{'loss': (\d+\.\d+).*} \(1000,\)", last_line(EXAMPLE))
+    last = run_python("-W", "error", "-c", EXAMPLE).stdout.splitlines()[-1]
+    printed = re.fullmatch(r"{'loss': (\d+\.\d+).*} \(1000,\)", last)
     assert printed
     assert float(printed[1]) < 0.3  # the variance of what it learns is 0.5
 

@@ -57,14 +57,6 @@ def watch(capfd, *words: str) -> tuple[int, list[dict], str]:
     return code, [json.loads(line) for line in out.splitlines()], err
 
 
-def add_tracker(run: Path) -> None:
-    path = run / "config.yaml"
-    before = path.read_text()
-    after = before.replace("trackers: []", "trackers: [{kind: tensorboard}]")
-    assert after != before
-    path.write_text(after)
-
-
 def test_each_checkpoint_is_evaluated_once(run: Path, outcome: RunResult, capfd):
     code, printed, err = watch(capfd)
     assert code == 0
@@ -95,7 +87,10 @@ def test_trackers_get_each_evaluation_once(run: Path, outcome: RunResult, capfd,
 
     monkeypatch.setattr(TensorBoard, "open", lambda self, about: Fake(about))
     monkeypatch.setattr(TensorBoard, "package", "json")
-    add_tracker(run)
+    config = (run / "config.yaml").read_text()
+    assert "trackers: []" in config
+    config = config.replace("trackers: []", "trackers: [{kind: tensorboard}]")
+    (run / "config.yaml").write_text(config)
     first = json.loads((run / "run.json").read_text())["status"]
     set_status(run, "stopped")
     watch(capfd, "--timeout", "0.1")

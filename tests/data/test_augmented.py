@@ -48,9 +48,7 @@ def test_a_row_draws_the_same_however_the_batch_is_sharded(name: str):
 
 
 def test_rows_and_masks_are_unchanged():
-    end = "pad"
-    plain = batches(Augment(), end=end)
-    changed = batches(EVERY["all"], end=end)
+    plain, changed = (batches(augment, end="pad") for augment in (Augment(), EVERY["all"]))
     for step in range(4):
         for name in ("row", "mask", "label"):
             np.testing.assert_array_equal(changed[step][name], plain[step][name], strict=True)

@@ -198,18 +198,13 @@ def test_a_run_is_in_the_directory_of_its_driver(tmp_path: Path):
     assert working_directory(str(path), str(tmp_path), search) == tmp_path
 
 
-def _ray_train(workers: int, reports: list) -> ModuleType:
-    module = ModuleType("ray.train")
-    context = SimpleNamespace(get_world_size=lambda: workers)
-    vars(module).update(get_context=lambda: context, report=reports.append)
-    return module
-
-
 @pytest.mark.thorough
 def test_a_worker_trains_and_reports(study_home, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     reports: list[dict] = []
-    monkeypatch.setitem(sys.modules, "ray.train", _ray_train(1, reports))
+    module, context = ModuleType("ray.train"), SimpleNamespace(get_world_size=lambda: 1)
+    vars(module).update(get_context=lambda: context, report=reports.append)
+    monkeypatch.setitem(sys.modules, "ray.train", module)
     jt.ray.train_loop({"config": "configs/quick.yaml", "overrides": ["steps=4", "log.every=2"]})
     trained = [report for report in reports if "loss" in report]
     assert [report["step"] for report in trained] == [2, 4]

@@ -23,10 +23,6 @@ ONE_DIGIT = (*SINGLE, "data={digits: 1, validation: 16}", "model.width=32", "bat
 FEW = (*TINY["grpo"], *SINGLE, "policy.updates=2", "policy.beta=0.1", "steps=6")
 
 
-def experiment(name, *settings):
-    return config_of(CONFIGS / f"{name}.yaml", settings).build(Unplaced())
-
-
 def test_the_rows_are_right_sums_of_which_none_is_in_both_sets():
     config = config_of(CONFIGS / "additions.yaml")
     task = config.data.build()
@@ -100,4 +96,4 @@ def test_a_published_model_of_another_tokenizer_is_refused(tmp_path):
     words = {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}
     (tmp_path / "hf" / "tokenizer.json").write_text(json.dumps(words))
     with pytest.raises(DataError, match=r"another kind than.*Set data.tokenizer="):
-        experiment("grpo", f"model={{from: {tmp_path / 'hf'}}}")
+        config_of(CONFIGS / "grpo.yaml", [f"model={{from: {tmp_path / 'hf'}}}"]).build(Unplaced())

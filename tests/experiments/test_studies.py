@@ -278,8 +278,7 @@ def test_packed_rows_keep_their_documents_apart(tmp_path: Path):
 
 @pytest.mark.usefixtures("tokens")
 def test_experts_are_judged_besides_and_a_batch_of_them_meets():
-    group = "batch"
-    experts = f"model.experts={{kind: dropless, count: 4, uneven: 0.5, group: {group}}}"
+    experts = "model.experts={kind: dropless, count: 4, uneven: 0.5, group: batch}"
     x = config_of(GPT2, [*TOY, "microbatches=1", experts]).build(Unplaced())
     params, _ = x.init(jax.random.key(0))
     terms, metrics = jax.jit(x.loss)(params, x.train[0], None)

@@ -110,11 +110,10 @@ def test_a_function_of_texts_gives_rewards():
 
 @pytest.mark.thorough
 def test_advantages_are_those_of_the_host():
-    by_deviation = True
     rewards = np.array([[1, 0, 0, 1], [0.1, 0.1, 0.1, 0.1], [1, 2, 5, -1]], np.float32)
     groups = np.repeat(np.arange(3), 4)
-    want = group_advantages(rewards.ravel(), groups, by_deviation=by_deviation)
-    got = jax.jit(functools.partial(advantages_by_row, by_deviation=by_deviation))(rewards)
+    want = group_advantages(rewards.ravel(), groups, by_deviation=True)
+    got = jax.jit(functools.partial(advantages_by_row, by_deviation=True))(rewards)
     assert_close(np.ravel(got), want, 1e-6)
     assert not np.any(got[1])
 
@@ -124,21 +123,14 @@ TINY_GRPO = (*TINY["grpo"], "parallel={kind: single}", "policy.group=2", "policy
 LORA = "lora={rank: 2, on: ['*kernel', tokens]}"
 
 
-def setup_of(*settings):
-    return set_up(config_of(CONFIG, [*TINY_GRPO, *settings]))
-
-
-def step_of(program):
-    """Return a step, and its first batch."""
-    x = program.resolved.experiment
-    return jt.make_step(x.loss, x.transformation), jax.tree.map(jax.numpy.asarray, x.train[0])
-
-
 @pytest.mark.thorough
 def test_under_lora_the_policy_leaves_the_model_without_terms():
-    program = setup_of(LORA)
-    step, batch = step_of(program)
-    step, first = jax.jit(step), program.initial_state()
+    program = set_up(config_of(CONFIG, [*TINY_GRPO, LORA]))
+    x, first = program.resolved.experiment, program.initial_state()
+    step, batch = (
+        jax.jit(jt.make_step(x.loss, x.transformation)),
+        jax.tree.map(jnp.asarray, x.train[0]),
+    )
     after, metrics = step(first, batch)
     assert metrics["divergence"].value() == 0
     assert bitwise(after.extra["rest"]["reference"], first.params)

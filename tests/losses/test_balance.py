@@ -25,13 +25,12 @@ def uneven(tokens: np.ndarray, top_k: int) -> float:
 
 
 def test_is_the_formula_in_each_row_layer_by_layer():
-    top_k = 2
     total = 0.0
     for row in range(ROWS):
         if count := REAL[row].sum():
-            layers = [uneven(LOGITS[row, i, :count], top_k) for i in range(LAYERS)]
+            layers = [uneven(LOGITS[row, i, :count], 2) for i in range(LAYERS)]
             total += count * np.mean(layers)
-    found = balance(jnp.asarray(LOGITS), jnp.asarray(REAL), top_k=top_k)
+    found = balance(jnp.asarray(LOGITS), jnp.asarray(REAL), top_k=2)
     assert float(found.weight) == REAL.sum() == 11
     assert_close(found.value(), total / REAL.sum(), 1e-6)
 

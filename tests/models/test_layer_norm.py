@@ -58,11 +58,10 @@ def plain_groups(x, groups):
 
 
 def test_gives_the_numbers_and_the_gradient_of_the_formula():
-    groups = 2
-    norm, x, way = GroupNorm(6, groups=groups), jnp.asarray(IMAGES), jnp.asarray(np.sin(IMAGES))
-    assert_close(norm(x), plain_groups(x, groups), 2e-6)
+    norm, x, way = GroupNorm(6, groups=2), jnp.asarray(IMAGES), jnp.asarray(np.sin(IMAGES))
+    assert_close(norm(x), plain_groups(x, 2), 2e-6)
     of = lambda fn: jax.jit(jax.grad(lambda x: (fn(x) * way).sum()))(x)
-    assert_close(of(norm), of(lambda x: plain_groups(x, groups)), 5e-6)
+    assert_close(of(norm), of(lambda x: plain_groups(x, 2)), 5e-6)
 
 
 PIXELS = (3 + 2 * DRAW.standard_normal((6, 4, 5, 3))).astype(np.float32)
@@ -126,8 +125,7 @@ def plain_rows(x, real):
 
 @pytest.mark.thorough
 def test_the_gradient_is_autodiffs_of_the_plain_formula():
-    mask = MASK
-    real, way = jnp.asarray(mask, jnp.float32), jnp.asarray(np.sin(PIXELS))
+    real, way = jnp.asarray(MASK, jnp.float32), jnp.asarray(np.sin(PIXELS))
     of = lambda norm: jax.jit(jax.grad(lambda x: (norm(x, real) * way).sum()))(jnp.asarray(PIXELS))
     ours = of(lambda x, real: standardize_rows(x, real)[0])
     assert_close(ours, of(plain_rows), 5e-6)

@@ -64,15 +64,12 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def tokens_below(vocabulary: int, *shape: int) -> np.ndarray:
-    return np.random.default_rng(1).integers(vocabulary, size=shape).astype(np.int32)
-
-
 @pytest.mark.thorough
 def test_the_gradient_of_a_table_is_that_of_float64():
     """Check the sum in blocks; terms added one after the other are off by 2.3e-6 here."""
     b, t, v, d = 32, 4096, 4, 4
-    tokens, up = tokens_below(v, b, t), 1 + normal(b, t, d)
+    tokens = np.random.default_rng(1).integers(v, size=(b, t)).astype(np.int32)
+    up = 1 + normal(b, t, d)
     loss = lambda table: (look_up(table, jnp.asarray(tokens)) * up).sum()
     want = np.zeros((v, d))
     np.add.at(want, tokens.ravel(), np.float64(up).reshape(-1, d))
@@ -114,15 +111,11 @@ def test_half_precision_is_computed_in_full():
 IMAGES = np.random.default_rng(0).integers(0, 256, (5, 4, 3)).astype(np.uint8)
 
 
-def built(**values):
-    model = MLP(inputs=12, classes=4, **values).build()
-    return model, jax.jit(model.init)(jax.random.key(0))[0]
-
-
 @pytest.mark.thorough
 def test_gives_the_logits_of_the_formula():
     widths = (8, 20)
-    model, params = built(widths=widths)
+    model = MLP(inputs=12, classes=4, widths=widths).build()
+    params, _ = jax.jit(model.init)(jax.random.key(0))
     x = IMAGES.reshape(5, 12).astype(np.float64) / 255
     for i in range(len(widths) + 1):
         kernel = np.asarray(params["layers"][str(i)]["kernel"], np.float64)

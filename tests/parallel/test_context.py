@@ -194,13 +194,12 @@ def permutes(fn, *args) -> int:
     return sum(each.times for each in found if each.equation.primitive.name == "ppermute") // 8
 
 
-BY_ULYSSES = {"context_by": "ulysses"}
 REFUSED = [
     ({"context": 4}, {"t": 20},
         r"20 positions do not divide into 8: two chunks.*context=4.*16 or 24.*context of 1, 2"),
-    ({"context": 4, **BY_ULYSSES}, {},
+    ({"context": 4, **ULYSSES}, {},
         r"2 kv_heads do not divide into parallel\.context=4.*context of 1, 2, or.*context_by=ring"),
-    ({"context": 2, "tensor": 2, **BY_ULYSSES}, {},
+    ({"context": 2, "tensor": 2, **ULYSSES}, {},
         r"2 kv_heads over parallel\.tensor=2 do not.*context of 1, or parallel\.context_by=ring"),
 ]  # fmt: skip
 
@@ -219,7 +218,7 @@ def test_a_kernel_is_refused_on_a_ring_and_taken_by_ulysses():
     with pytest.raises(ShardingError, match=words):
         jax.eval_shape(attend(place_of(context=2, data=4)), *shapes())
     with pytest.raises(ValueError, match="kernel for TPUs"):  # so it got as far as the kernel
-        jax.eval_shape(attend(place_of(context=2, data=4, **BY_ULYSSES)), *shapes())
+        jax.eval_shape(attend(place_of(context=2, data=4, **ULYSSES)), *shapes())
 
 
 B, T, H, G, K = 8, 6, 4, 2, 8

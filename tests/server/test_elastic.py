@@ -66,10 +66,6 @@ def counting(tmp_path_factory):
     return write_study(tmp_path_factory.mktemp("counting"), COUNTING)
 
 
-def counts(state) -> np.ndarray:
-    return np.round(np.asarray(state.params["count"]) * BATCH).astype(int)
-
-
 class Crowd:
     """Workers that come and go, as a seed draws it; those of the run leave at once but for one.
 
@@ -162,7 +158,8 @@ def test_every_row_of_an_epoch_is_trained_on_once(counting, mode):
     numbers = Losses()
     found = train_with_a_crowd(program, 1, crash=0.4, hooks=[numbers])
     assert [step for step, _ in numbers.numbers] == list(range(1, steps + 1))
-    assert counts(found.state).tolist() == [epochs] * ROWS, "each row once in each epoch"
+    counts = np.round(np.asarray(found.state.params["count"]) * BATCH)
+    assert counts.tolist() == [epochs] * ROWS, "each row once in each epoch"
 
 
 DILOCO = "{kind: diloco, inner_steps: 4, lr: 0.5}"

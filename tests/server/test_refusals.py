@@ -71,7 +71,8 @@ def test_is_refused_and_what_the_message_says_is_accepted(study, name):
 
 def test_files_that_are_fewer_than_the_workers(study):
     files = [Path("a"), Path("b")]
-    stream = lambda size: ShardedStream(files, open_nothing, dict, size=size, policy="file")
+    empty = lambda files: Nothing()
+    stream = lambda size: ShardedStream(files, empty, dict, size=size, policy="file")
     fewer = plan(study, "{kind: sync}", workers=2)
     more = plan(study, "{kind: sync}", workers=4)
     whole = plan(study, "{kind: async}", workers=4)
@@ -90,11 +91,6 @@ class Nothing:
 
     def restore(self, state):
         del state
-
-
-def open_nothing(files):
-    del files
-    return Nothing()
 
 
 def _with(found: Plan, **changes) -> Plan:

@@ -143,13 +143,12 @@ def test_a_weight_of_the_batchs_own_leaves_it_out_unless_its_value_is_nan():
 
 @pytest.mark.thorough
 def test_what_the_mask_hides_may_be_any_label():
-    name = "optax"
     mask = np.arange(ROWS) != BAD
-    jt.check_batch(COUNTED[name], PARAMS, batch(255, mask=mask))
+    jt.check_batch(COUNTED["optax"], PARAMS, batch(255, mask=mask))
     some = batch(255, mask=mask)
     some["label"][2] = 11
     with pytest.raises(DataError, match=r"row 2 of the batch holds 11\."):
-        jt.check_batch(COUNTED[name], PARAMS, some)
+        jt.check_batch(COUNTED["optax"], PARAMS, some)
 
 
 def test_the_mark_of_a_label_is_no_operation():

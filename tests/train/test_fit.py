@@ -21,7 +21,6 @@ from jtrain.train import fit_arguments, fit_data
 pytestmark = pytest.mark.usefixtures("here")
 X = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
 Y = (X @ np.float32([1, 2, 3])).astype(np.float32)
-X_AND_Y = (X, Y)
 
 
 def loss(params, batch, rng):
@@ -160,9 +159,9 @@ def test_bad_steps_are_dealt_with_as_asked(tmp_path):
 @pytest.mark.thorough
 def test_the_history_always_has_the_last_step():
     call = {"steps": 21, "batch": 16, "every": 10, "quiet": True, "steps_per_call": 7}
-    whole = jt.fit(loss, zeros(), X_AND_Y, **call, valid_every=21, checkpoint_every=21)
+    whole = jt.fit(loss, zeros(), (X, Y), **call, valid_every=21, checkpoint_every=21)
     assert list(whole.history["loss"]) == [10, 20, 21]
-    each = jt.fit(loss, zeros(), X_AND_Y, **(call | {"every": 1}))
+    each = jt.fit(loss, zeros(), (X, Y), **(call | {"every": 1}))
     assert whole.history["loss"][21] == each.history["loss"][21]
     assert whole.history.keys() == each.history.keys()
 

@@ -65,10 +65,6 @@ def shapes(*dims):
     return jax.ShapeDtypeStruct(dims, jnp.float32)
 
 
-def weights(model):
-    return jax.eval_shape(model.init, jax.random.key(0))
-
-
 def total(model, **options):
     """A loss of a model: the sum of its outputs' squares."""
 
@@ -81,7 +77,7 @@ def total(model, **options):
 
 
 def counted(model, *inputs):
-    params, extra = weights(model)
+    params, extra = jax.eval_shape(model.init, jax.random.key(0))
     loss = total(model)
     model_flops = count_model_flops(loss, params, extra, *inputs)
     return model_flops, count_flops(jax.grad(loss), params, extra, *inputs)
@@ -157,11 +153,7 @@ def test_a_loop_without_a_count_and_an_unknown_kernel_are_unknown():
     assert count_model_flops(with_kernel, kernel, x, lower_bound=True) == 2 * product
 
 
-LAYERS_OF, ROWS = (
-    jax.ShapeDtypeStruct((3, 8, 8), jnp.float32),
-    jax.ShapeDtypeStruct((5, 8), jnp.float32),
-)
-
+LAYERS_OF, ROWS = shapes(3, 8, 8), shapes(5, 8)
 LAYER = 5 * 8 * 4  # bytes of its output
 
 
@@ -239,10 +231,8 @@ def test_no_product_is_computed_for_what_depends_on_frozen_leaves_alone():
 @pytest.mark.thorough
 @pytest.mark.usefixtures("frozen_home")
 def test_devices_send_no_gradient_of_frozen_leaves():
-    impl = "shard_map"
-
     def sent(*settings: str) -> str:
-        layout = f"parallel={{kind: mirrored, impl: {impl}, devices: 2}}"
+        layout = "parallel={kind: mirrored, impl: shard_map, devices: 2}"
         program = set_up(config_of(CONFIG, [layout, *settings])).lower_step().compile().as_text()
         return " ".join(re.findall(r"= (.*?) all-reduce(?:-start)?\(", program))
 

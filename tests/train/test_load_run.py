@@ -129,10 +129,6 @@ def test_a_tree_is_the_same_after_json(tree):
 # The verb.
 
 
-def predicted(out: str, *words: str) -> int:
-    return main(["predict", "quick", "--data", "rows.npz", "--out", out, *words])
-
-
 def read_back(out: Path) -> dict[str, np.ndarray]:
     if out.suffix == ".npz":
         return dict(np.load(out))
@@ -144,7 +140,7 @@ def read_back(out: Path) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("out", ["out/y.npz", "y.jsonl"])
 def test_the_verb_writes_a_prediction_for_each_row(out: str, params, capfd):
     Path("rows.npz").write_bytes(encode_rows(Path("rows.npz"), {"x": ROWS}))
-    assert predicted(out, "--json") == 0
+    assert main(["predict", "quick", "--data", "rows.npz", "--out", out, "--json"]) == 0
     said = json.loads(capfd.readouterr().out)
     outputs = {"label": "int32[50]", "logits": "float32[50, 3]"}
     assert said == {"run": "quick", "step": 8, "rows": 50, "out": out, "outputs": outputs}

@@ -75,20 +75,14 @@ def test_a_third_failure_at_one_step_ends_with_a_diagnosis(here: Path, capfd):
     assert said.rstrip().endswith("process 0 failed (exit code 1), and all were ended")
 
 
-def failed_run_command(run: Path, *, done: str) -> list[str]:
-    """Return a process whose run reports a fault: step 4, which took batch 6, was bad."""
-    checkpoint = run / "checkpoints" / "2"
-    checkpoint.mkdir(parents=True)
-    (run / "events.jsonl").write_text(f'{{"step": 4, "batch": 6, "done": "{done}"}}\n')
-    (run / "run.json").write_text('{\n  "status": "failed",\n  "step": 9,\n  "why": "so bad"\n}')
-    code = "from pathlib import Path\n"
-    return watched(
-        f"{code}HEARTBEAT.begin_run(Path('{run}'), 25.0); HEARTBEAT.beat('data', 9); sys.exit(70)"
-    )
-
-
 def test_a_run_that_its_guard_stopped_is_not_restarted(here: Path, capfd):
-    assert launch(failed_run_command(here / "try", done="stopped"), processes=1, restarts=2) == 70
+    run = here / "try"
+    (run / "checkpoints" / "2").mkdir(parents=True)
+    (run / "events.jsonl").write_text('{"step": 4, "batch": 6, "done": "stopped"}\n')
+    (run / "run.json").write_text('{\n  "status": "failed",\n  "step": 9,\n  "why": "so bad"\n}')
+    code = f"from pathlib import Path\nHEARTBEAT.begin_run(Path('{run}'), 25.0)\n"
+    code += "HEARTBEAT.beat('data', 9); sys.exit(70)"
+    assert launch(watched(code), processes=1, restarts=2) == 70
     assert attempts(here) == [1]
     said = capfd.readouterr().err
     assert "the guard stopped the run at step 4, where a restart would stop again" in said
@@ -153,12 +147,8 @@ def test_a_hang_without_a_restart_exits_with_124(here: Path, monkeypatch, capfd)
 @pytest.mark.parametrize(
     ("mark", "end", "other", "code"),
     [
-        (
-            "HEARTBEAT.note_failure();",
-            "sys.exit(5)",
-            "os.abort()",
-            5,
-        ),  # as JAX does if a peer is gone
+        # As JAX does if a peer is gone.
+        ("HEARTBEAT.note_failure();", "sys.exit(5)", "os.abort()", 5),
         ("", SELF_KILLED, "HEARTBEAT.note_failure(); sys.exit(6)", 137),
     ],
 )

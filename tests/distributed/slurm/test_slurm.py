@@ -35,12 +35,6 @@ def output(home: Path, number: int) -> str:
     return file.read_text() if file.exists() else ""
 
 
-def write_code(home: Path, before: str, after: str) -> None:
-    """Change a place in the study's code."""
-    assert CODE.count(before) == 1
-    (home / "experiments" / "hurt.py").write_text(CODE.replace(before, after))
-
-
 @pytest.fixture(scope="module")
 def slurm(pytestconfig, tmp_path_factory) -> Iterator[SlurmCluster]:
     """A controller and two nodes; the packages stay in pytest's cache, or in PACKAGES_FOLDER."""
@@ -84,16 +78,16 @@ def detected(said: str) -> list[dict]:
 
 
 STEPS = {
-    "two nodes": (["--nodes=2", "--ntasks-per-node=1"], f"srun {DETECT}", 2, "node1"),
+    "two nodes": (["--nodes=2", "--ntasks-per-node=1"], f"srun {DETECT}", 2),
     "components of a step": (["--nodes=2", "--ntasks-per-node=2"],
-        f"srun -n1 -w node1 {DETECT} : -n2 -w node2 {DETECT}", 3, "node1"),
+        f"srun -n1 -w node1 {DETECT} : -n2 -w node2 {DETECT}", 3),
 }  # fmt: skip
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("case", STEPS.values(), ids=STEPS)
 def test_every_task_of_a_step_finds_its_index_and_the_first_node(script, case):
-    options, step, processes, first = case
+    options, step, processes = case
     code, said = script(f"echo job $SLURM_JOB_ID\n{step}", *options)
     assert code == 0, said
     found = detected(said)
@@ -101,7 +95,7 @@ def test_every_task_of_a_step_finds_its_index_and_the_first_node(script, case):
     assert {each["processes"] for each in found} == {processes}
     job = re.search(r"^job (\d+)$", said, re.MULTILINE)
     assert job, said
-    assert {each["coordinator"] for each in found} == {f"{first}:{61440 + int(job[1])}"}
+    assert {each["coordinator"] for each in found} == {f"node1:{61440 + int(job[1])}"}
 
 
 RUN = "jtrain run configs/hurt.yaml parallel.kind=mirrored"
@@ -114,17 +108,12 @@ def codes(said: str) -> list[tuple[str, ...]]:
     return sorted(re.findall(r"srun: error: (\w+): task (\d): Exited with exit code (\d+)", said))
 
 
-def facts(home: Path) -> dict:
-    """Return the contents of run.json; {} before there is one."""
-    file = home / "runs" / "hurt" / "run.json"
-    return json.loads(file.read_text()) if file.exists() else {}
-
-
 def is_sealed(home: Path) -> bool:
     """Return whether the step that the run stopped at has a checkpoint."""
-    found = facts(home)
-    folder = home / "runs" / "hurt" / "checkpoints" / f"{found['step']}"
-    return found["status"] == "stopped" and (folder / "seal.json").exists()
+    run = home / "runs" / "hurt"
+    found = json.loads((run / "run.json").read_text())
+    sealed = (run / "checkpoints" / f"{found['step']}" / "seal.json").exists()
+    return found["status"] == "stopped" and sealed
 
 
 def until(slurm: SlurmCluster, number: int, condition: Callable[[], bool]) -> None:
@@ -161,7 +150,10 @@ def test_a_mistake_in_one_task_is_requeued_three_times_at_most(slurm: SlurmClust
     mistake = (
         'if os.environ["SLURM_PROCID"] == "1":\n            raise jt.ConfigError("on purpose")'
     )
-    write_code(home, "        def loss(", f"        {mistake}\n\n        def loss(")
+    begin = "        def loss("
+    assert CODE.count(begin) == 1
+    code = CODE.replace(begin, f"        {mistake}\n\n{begin}")
+    (home / "experiments" / "hurt.py").write_text(code)
     text = recipe("configs/hurt.yaml parallel.kind=mirrored", "hurt", nodes="2", gpus_per_node="")
     number = submit(slurm, home, text, "--time=00:20:00")
     job = slurm.wait(number, 3 * PATIENCE)

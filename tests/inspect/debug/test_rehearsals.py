@@ -19,10 +19,6 @@ LOSS = 'x = jnp.tanh(batch["x"] @ params["up"] + params["bias"][None])\n'
 INDENT = " " * 12
 
 
-def silent(line: str) -> None:
-    del line
-
-
 # --fast
 
 
@@ -63,7 +59,7 @@ class Forgetful(Shuffled):
 def points("""
     file.write_text(file.read_text().replace("\n\ndef points(", forgetful))
     with pytest.raises(CheckpointError, match=r"a resumed run differs .* params/"):
-        dry_run(config_of(CONFIG), log=silent)
+        dry_run(config_of(CONFIG), log=lambda line: None)
     assert not Path("runs").exists()
 
 

@@ -110,8 +110,7 @@ def test_activations_split_in_time_are_gathered_once_more_a_layer_and_take_less_
 
 
 def test_slices_exchange_the_gradient_shards():
-    words = ("parallel.kind=sharded", "parallel.slice=2")
-    found = planned("2*v5e:2x2", *words)
+    found = planned("2*v5e:2x2", "parallel.kind=sharded", "parallel.slice=2")
     within, between = sent(found, "fsdp"), sent(found, "slice")
     kept = GRADIENTS / 4
     assert near(sum(between.values()), 2 * 1 / 2 * kept, 0.1)

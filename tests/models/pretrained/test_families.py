@@ -67,8 +67,7 @@ def tied_with_a_head(name: str, folder: Path, head: str = "lm_head.weight") -> P
 
 @pytest.mark.thorough
 def test_a_head_that_differs_from_the_tied_embedding_is_used(tmp_path):
-    name = "llama31"
-    source = PretrainedWeights(tied_with_a_head(name, tmp_path / "own"))
+    source = PretrainedWeights(tied_with_a_head("llama31", tmp_path / "own"))
     want = published.draw("lm_head.weight", source.found["head"].shape)
     np.testing.assert_array_equal(source.read({"head": source.found["head"]})["head"], want)
     model = Transformer(pretrained=str(tmp_path / "own"))
@@ -79,7 +78,7 @@ def test_a_head_that_differs_from_the_tied_embedding_is_used(tmp_path):
     ours = Transformer(pretrained=str(tmp_path / "own"), tied=True)
     assert ours.tied
     assert not describe_source(ours)
-    same = tied_with_a_head(name, tmp_path / "same", head="")
+    same = tied_with_a_head("llama31", tmp_path / "same", head="")
     assert Transformer(pretrained=str(same)).tied
     assert "head" not in PretrainedWeights(same).found
 
