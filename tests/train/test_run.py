@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from comparison import assert_close
-from quick_study import At, PowerCutError, at_home, config_of, cut, kept, trained, write_study
+from plain_environ import run_and_kill
+from quick_study import SLOW, At, PowerCutError, at_home, config_of, cut, kept, trained, write_study
 
 import jtrain as jt
 from jtrain.checkpoint import CheckpointManager
@@ -219,6 +220,19 @@ def test_a_signal_before_the_first_step_leaves_the_restored_checkpoint(cut_run: 
     outcome = trained(CONFIG)
     assert (outcome.status, outcome.step, outcome.checkpoint) == ("stopped", 10, 10)
     assert (cut_run / "10").is_dir()
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("study_home")
+def test_killed_it_resumes_to_the_same_bits(unbroken):
+    settings = ("steps=500", "checkpoint.every=20", "evaluate.every=100")
+    metrics = Path("runs/quick/metrics.jsonl")
+    Path("experiments/quick.py").write_text(SLOW)
+    Path("slow").touch()
+    rows = lambda: metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+    run_and_kill(lambda: rows() >= 45, CONFIG, *settings)
+    Path("slow").unlink()
+    assert kept(trained(CONFIG, *settings)) == unbroken(*settings)
 
 
 @pytest.mark.thorough

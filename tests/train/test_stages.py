@@ -1,6 +1,10 @@
 """First steps with other values: the rows go on, the rate follows, a kill costs nothing."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -88,10 +92,32 @@ def test_the_steps_are_those_of_a_loop_by_hand(layout):
 
 
 @pytest.mark.usefixtures("study_home")
-def test_cut_at_a_change_and_in_a_stage_it_comes_to_the_same_bits(unbroken):
+def test_cut_in_a_stage_it_comes_to_the_same_bits(unbroken):
+    with pytest.raises(PowerCutError):
+        trained(CONFIG, *RUN, hooks=[At(5, cut)])
+    assert kept(trained(CONFIG, *RUN)) == unbroken(*RUN)
+
+
+KILLED = """
+import os, signal, sys
+import jtrain as jt
+
+class Kill(jt.Hook):
+    every = int(sys.argv[1])
+    def on_state(self, step, state):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+jt.run(jt.resolve("configs/quick.yaml", sys.argv[2:]).config, hooks=[Kill()])
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("study_home")
+def test_killed_at_a_change_it_comes_to_the_same_bits(unbroken):
     for step in (4, 5, 7):  # the last of a stage, the first of one, within one
-        with pytest.raises(PowerCutError):
-            trained(CONFIG, *RUN, hooks=[At(step, cut)])
+        command = [sys.executable, "-c", KILLED, str(step), *RUN]
+        ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+        assert ended.returncode == -signal.SIGKILL
     assert kept(trained(CONFIG, *RUN)) == unbroken(*RUN)
 
 
