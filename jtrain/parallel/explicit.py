@@ -1,7 +1,7 @@
 """Explicit mesh axes, over which each array has its split in its type.
 
 Over such axes JAX refuses an operation that would move an array, or whose result could be split in
-more than one way: an unintended exchange is an error, and no gather that nobody notices.
+more than one way: an unintended exchange is an error in place of a gather that nobody notices.
 """
 
 import functools
@@ -40,17 +40,17 @@ def names(axes: Any) -> tuple[str, ...]:
     return (axes,) if isinstance(axes, str) else axes or ()
 
 
-def whole(x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
+def replicated(x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
     """Return `x` with the whole of it on every device."""
     return reshard(x, P()) if is_explicit() else x
 
 
-def split_as(y: Shaped[Array, "..."], x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
+def reshard_like(y: Shaped[Array, "..."], x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
     """Return `y` split as `x` is, where axes are explicit."""
     return reshard(y, P(*spec_of(x))) if is_explicit() else y
 
 
-def place(x: Shaped[Array, "..."], mesh: Mesh, spec: P) -> Shaped[Array, "..."]:
+def constrained(x: Shaped[Array, "..."], mesh: Mesh, spec: P) -> Shaped[Array, "..."]:
     """Return `x` split by `spec`."""
     if is_explicit():
         return reshard(x, spec)
@@ -120,10 +120,10 @@ def _product_forward(dim, rows, kernel):
 
 def _product_backward(dim, saved, grad):
     rows, kernel = saved
-    whole, split = gathered(kernel), spec_of(kernel)
+    full, split = gathered(kernel), spec_of(kernel)
     *free, _ = spec_of(grad)
-    inputs = spec_of(whole)[dim]
-    of_rows = _dot(grad, whole, [grad.ndim - 1], [1 - dim], P(*free, inputs))
+    inputs = spec_of(full)[dim]
+    of_rows = _dot(grad, full, [grad.ndim - 1], [1 - dim], P(*free, inputs))
     rows = reshard(rows, P(*free, spec_of(rows)[-1]))
     pair = (rows, grad) if dim == 0 else (grad, rows)
     every = [*range(grad.ndim - 1)]

@@ -14,7 +14,7 @@ from jtrain.errors import ShardingError
 from jtrain.parallel.attention.protocol import Attention
 from jtrain.parallel.attention.sequence_parallel import ContextBy, SequenceParallelAttention
 from jtrain.parallel.expert_exchange import exchange_experts
-from jtrain.parallel.explicit import by_compiler, keeps_split, place
+from jtrain.parallel.explicit import by_compiler, constrained, keeps_split
 from jtrain.parallel.leaf_sharding import LeafSharding
 from jtrain.parallel.offload import Offload, remat_policy
 from jtrain.parallel.pipeline.pipeline import through_stages
@@ -113,7 +113,7 @@ class MeshPlacement:
         """
         choice = split_evenly(x.shape, dims, self._rules, self._sizes)
         self._usage.note(choice, dims)
-        return place(x, self._mesh, choice.spec)
+        return constrained(x, self._mesh, choice.spec)
 
     def attend(
         self,

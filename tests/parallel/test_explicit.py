@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 import jtrain as jt
 from jtrain.errors import CodeError
@@ -67,3 +68,26 @@ def test_the_weights_of_a_stack_are_gathered_layer_by_layer():
 def test_what_has_no_explicit_form_is_refused(make, says):
     with pytest.raises(ValueError, match=says):
         make()
+
+
+class Pooled(nnx.Module):
+    """A convolution and a pool of flax, for which jtrain has a faster one on a CPU."""
+
+    def __init__(self):
+        self.conv = nnx.Conv(1, 4, (3, 3), rngs=nnx.Rngs(0))
+        self.head = nnx.Linear(16, 3, rngs=nnx.Rngs(1))
+
+    def __call__(self, x):
+        y = nnx.max_pool(nnx.relu(self.conv(x)), (2, 2), (2, 2))
+        return self.head(y.reshape(len(x), -1))
+
+
+@pytest.mark.thorough
+def test_a_model_of_another_library_takes_the_same_steps():
+    data = {"x": X[:, :, None].repeat(2, 2).reshape(64, 4, 4, 1), "y": np.arange(64) % 3}
+    call = dict(steps=4, batch=16, every=1, quiet=True, lr=0.1)
+    plain, explicit = (
+        jt.fit(jt.classifier(net), net, data, parallel=FSDP(devices=4, explicit=on), **call)
+        for on, net in ((False, Pooled()), (True, Pooled()))
+    )
+    assert explicit.history["loss"] == pytest.approx(plain.history["loss"], rel=1e-6)

@@ -14,7 +14,7 @@ from jtrain.core.model import Model, is_training
 from jtrain.core.pytree import at_least_f32
 from jtrain.core.types import Extra, Key, Keys, Leaf, Params
 from jtrain.errors import LossError
-from jtrain.parallel.explicit import whole
+from jtrain.parallel.explicit import replicated
 
 # A Model, an nnx module, or a function of (params, *inputs) that does the same in training.
 AnyModel: TypeAlias = Any
@@ -217,4 +217,4 @@ def stateful_output(old: Extra, new: Extra, mask: Bool[Array, "b"]) -> Extra:
 
 def first_key(rng: Keys) -> Key:
     """Return `rng`, or the first of the keys of rows, for layers that draw once for all rows."""
-    return rng if rng.ndim == 0 else whole(rng)[0]
+    return rng if rng.ndim == 0 else replicated(rng)[0]

@@ -21,7 +21,7 @@ from jtrain.models.layers.feed_forward import GATED, MixtureOfExperts, activate
 from jtrain.models.layers.linear import Linear
 from jtrain.models.layers.norms import Norm
 from jtrain.models.transformer import Transformer
-from jtrain.parallel.explicit import split_as
+from jtrain.parallel.explicit import reshard_like
 
 Keys: TypeAlias = Shaped[Array, "b"] | None
 Segments: TypeAlias = Int[Array, "b t"] | None
@@ -109,7 +109,7 @@ class TransformerBlock(nnx.Module):
         after = lambda norm, x: x if self.norms_first else norm(x)
         y, cache = self.attention(before(self.norm_attention, x), angles, attend)
         y = y if self.norm_attention_out is None else self.norm_attention_out(y)
-        x = after(self.norm_attention, x + drop_rows(split_as(y, x), site=site))
+        x = after(self.norm_attention, x + drop_rows(reshard_like(y, x), site=site))
         x = self.placement.constrain(x, "batch", "time", "width")
         x_mlp, router_logits = before(self.norm_mlp, x), None
         if self.mixture is None:
@@ -118,7 +118,7 @@ class TransformerBlock(nnx.Module):
             options = {"complete_rows": complete_rows, "order": order, "bias": bias}
             y, router_logits = self.mixture(x_mlp, **options)
         y = y if self.norm_mlp_out is None else self.norm_mlp_out(y)
-        x = after(self.norm_mlp, x + drop_rows(split_as(y, x), site=site + 1))
+        x = after(self.norm_mlp, x + drop_rows(reshard_like(y, x), site=site + 1))
         x = self.placement.constrain(x, "batch", "time", "width")
         return BlockOutput(x, cache, router_logits)
 

@@ -171,7 +171,7 @@ class NamedShardingConfig(BaseParallelConfig):
     opt_state, and activations, which a model with remat=names saves for the backward pass."""
     explicit: bool = False
     """Trace losses over explicit mesh axes: an operation that would exchange arrays between devices
-    without saying so is an error, and no gather that nobody notices."""
+    without saying so is an error in place of a gather that nobody notices."""
 
 
 @configclass
