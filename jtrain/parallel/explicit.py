@@ -153,21 +153,28 @@ def over_explicit_axes(
     auto = mesh.abstract_mesh
     explicit = auto.update_axis_types(dict.fromkeys(mesh.axis_names, AxisType.Explicit))
     inner: Any = loss.loss if isinstance(loss, Stateful) else loss
-    each = lambda tree, spec: jax.tree.map(lambda x: reshard(x, spec), tree)
+    reshard_all = lambda tree, spec: jax.tree.map(lambda x: reshard(x, spec), tree)
+
+    def enter(x: Array, spec: P, is_matrix: bool) -> Array:
+        x = reshard(x, spec)
+        return x if is_matrix else gathered(x)
 
     def traced(*given: Any) -> Any:
         *weights, batch, rng = given  # parameters, and `extra` if the loss has one
-        split, later = specs(weights), matrices(weights)
         with use_abstract_mesh(explicit):
-            begin = lambda x, spec, later: (lambda x: x if later else gathered(x))(reshard(x, spec))
-            params, *extra = jax.tree.map(begin, weights, split, later)
-            result = inner(params, *extra, each(batch, rows), each(rng, P()))
+            params, *extra = jax.tree.map(enter, weights, specs(weights), matrices(weights))
+            result = inner(params, *extra, reshard_all(batch, rows), reshard_all(rng, P()))
         # A leaf of `extra` that the loss returns as it was is known by its identity.
-        leaves = zip(jax.tree.leaves(extra), jax.tree.leaves(given[1:-2]), strict=True)
-        old = {id(new): leaf for new, leaf in leaves}
+        pairs = zip(jax.tree.leaves(extra), jax.tree.leaves(weights[1:]), strict=True)
+        unchanged = {id(new): old for new, old in pairs}
+
+        def leave(x: Any) -> Any:
+            if id(x) in unchanged:
+                return unchanged[id(x)]
+            return reshard(x, P()) if isinstance(x, jax.Array) else x
+
         with use_abstract_mesh(auto):
-            back = lambda x: old[id(x)] if id(x) in old else reshard(x, P())
-            return jax.tree.map(back, result)
+            return jax.tree.map(leave, result)
 
     return Stateful(traced) if isinstance(loss, Stateful) else traced
 
