@@ -66,16 +66,18 @@ def keeps_split(fn: Callable[..., Array], dims: int = 1) -> Callable[..., Array]
 
     @functools.wraps(fn)
     def call(x: Array, *others: Any, **named: Any) -> Array:
-        return by_compiler(fn, lambda: P(*spec_of(x)[:dims]), x, *others, **named)
+        if not is_explicit():
+            return fn(x, *others, **named)
+        return by_compiler(fn, P(*spec_of(x)[:dims]), x, *others, **named)
 
     return call
 
 
-def by_compiler(fn: Callable[..., Any], out: Callable[[], P], *args: Any, **named: Any) -> Any:
+def by_compiler(fn: Callable[..., Any], out: P, *args: Any, **named: Any) -> Any:
     """Return `fn(*args)`, inside of which the compiler places arrays.
 
     Args:
-        out: returns the split of the results, where axes are explicit.
+        out: the split of the results, where axes are explicit.
     """
     if not is_explicit():
         return fn(*args, **named)
@@ -86,7 +88,7 @@ def by_compiler(fn: Callable[..., Any], out: Callable[[], P], *args: Any, **name
         given = dict(enumerate(leaves)) | dict(zip(places, arrays, strict=True))
         return fn(*jax.tree.unflatten(tree, list(given.values())), **named)
 
-    auto = jax.sharding.auto_axes(inside, out_sharding=out())
+    auto = jax.sharding.auto_axes(inside, out_sharding=out)
     return auto(*(leaves[i] for i in places))
 
 

@@ -11,7 +11,6 @@ from jaxtyping import Array, Float, Int, Shaped
 from jtrain.core.placement import Layer, Unplaced
 from jtrain.core.types import Dims, Params
 from jtrain.errors import ShardingError
-from jtrain.parallel.attention.protocol import Attention
 from jtrain.parallel.attention.sequence_parallel import ContextBy, SequenceParallelAttention
 from jtrain.parallel.expert_exchange import exchange_experts
 from jtrain.parallel.explicit import by_compiler, constrained, keeps_split
@@ -91,7 +90,7 @@ class MeshPlacement:
         self._mesh, self._rules, self._sizes = mesh, rules, dict(mesh.shape)
         repeats = schedule.repeats if schedule else 1
         attention = SequenceParallelAttention(mesh, rules, context_by, repeats=repeats)
-        self._attention, self.order = attention, attention.order
+        self.attend, self.order = attention.attend, attention.order
         self.put_back = keeps_split(attention.put_back, 2)
         self._usage, self._offload, self._schedule = usage, offload, schedule
 
@@ -115,21 +114,9 @@ class MeshPlacement:
         self._usage.note(choice, dims)
         return constrained(x, self._mesh, choice.spec)
 
-    def attend(
-        self,
-        attention: Attention,
-        q: Float[Array, "b t h k"],
-        k: Float[Array, "b s g k"],
-        v: Float[Array, "b s g k"],
-        segments: Int[Array, "b s"] | None = None,
-    ) -> Float[Array, "b t h k"]:
-        """Return the attention over the shards of q, k and v; see `SequenceParallelAttention`."""
-        of_queries = lambda q, *others: self._attention.attend(attention, q, *others)
-        return keeps_split(of_queries, 3)(q, k, v, segments)
-
     def sums(self, fn: Callable[..., Any], *arrays: Any) -> Any:
         """Return `fn(*arrays)`, inside of which the compiler places arrays."""
-        return by_compiler(fn, P, *arrays)
+        return by_compiler(fn, P(), *arrays)
 
     def saved(self, names: Sequence[str]) -> Callable[..., Any]:
         """Return the policy that saves these names on the device or in the memory of the host."""

@@ -147,12 +147,15 @@ def _resolve(
     seconds: float,
 ) -> Resolved:
     """Build an experiment under a strategy, with durations in steps and the state's shapes."""
-    build = lambda config: build_experiment(config, strategy.placement)
+
+    def build(config: RunConfig) -> Experiment:
+        x = build_experiment(config, strategy.placement)
+        return dataclasses.replace(x, loss=strategy.loss(x.loss, x.dims))
+
     run = resolve_durations(requested, build, seconds, unresolved)
     config, rule = run.config, strategy.optimizer(run.experiment.transformation)
     sample = _make_sample(config, run.experiment)
-    loss = strategy.loss(run.experiment.loss, run.experiment.dims)
-    experiment = dataclasses.replace(run.experiment, loss=loss, optimizer=rule, sample=sample)
+    experiment = dataclasses.replace(run.experiment, optimizer=rule, sample=sample)
     shapes = trace_state(config, experiment)
     resolved = Resolved(
         config=config,
@@ -185,8 +188,7 @@ def _resolve_stage(run: Resolved, number: int, experiment: Experiment) -> Resolv
         config = fit_microbatches(run.config, config, strategy.shares)
     key = f"stages.{number}.set.batch"
     check_divides(config.batch, strategy.shares, config.microbatches, name=key)
-    loss, rule = strategy.loss(experiment.loss, experiment.dims), run.experiment.optimizer
-    experiment = dataclasses.replace(experiment, loss=loss, optimizer=rule)
+    experiment = dataclasses.replace(experiment, optimizer=run.experiment.optimizer)
     check_same_state(number, run.abstract_state, trace_state(config, experiment))
     return dataclasses.replace(
         run, config=config, experiment=experiment, starts=None, lr_factor=None

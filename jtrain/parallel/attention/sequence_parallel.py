@@ -1,5 +1,6 @@
 """Attention over a mesh: computation on each device and exchange between devices."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Literal, TypeAlias
 
@@ -12,6 +13,7 @@ from jaxtyping import Array, Float, Int
 from jtrain.errors import ShardingError
 from jtrain.parallel.attention.protocol import Attention, BlockwiseAttention
 from jtrain.parallel.attention.ring import RingAttention, check_even_time, restore_order, zigzag
+from jtrain.parallel.explicit import keeps_split
 from jtrain.parallel.rules import split_evenly
 
 ContextBy: TypeAlias = Literal["ring", "ulysses"]
@@ -69,6 +71,9 @@ class SequenceParallelAttention:
             ShardingError: if time or heads do not divide, a ring would need a kernel, or a
                 pipeline with repeats would split sequences.
         """
+        return keeps_split(functools.partial(self._attend, attention), 3)(q, k, v, segments)
+
+    def _attend(self, attention, q, k, v, segments):
         if self._parts > 1 and isinstance(attention, BlockwiseAttention):
             time, fn = "time", self._across(attention, q, k)
         elif attention.kernel and self._mesh.size > 1:

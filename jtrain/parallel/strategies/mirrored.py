@@ -144,6 +144,5 @@ class Mirrored(NamedShardingConfig):
         selected = devices(self.devices, among)
         mesh = make_mesh({SPLIT if self.zero else DATA: len(selected)}, selected)
         if self.impl == "jit":
-            named = {"offload": self.offload, "explicit": self.explicit}
-            return Sharded(mesh, zero=self.zero, **named)
+            return Sharded(mesh, zero=self.zero, offload=self.offload, explicit=self.explicit)
         return ShardMap(mesh) if self.impl == "shard_map" else Pmap(mesh)
