@@ -1,7 +1,7 @@
 """Next-token prediction over token files, for models whose logits are too many to hold at once."""
 
-from collections.abc import Iterator
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -16,6 +16,7 @@ from jtrain.losses import (
     with_router,
 )
 from jtrain.models import NoExperts, Transformer, check_vocabulary
+from jtrain.models.depth import GPT2, imply_training
 from jtrain.train import make_complete
 from jtrain.types import Batch, Extra, Key, LossValue, Metrics, Params, Placement
 
@@ -33,6 +34,12 @@ class Config(jt.RunConfig):
     """The network; with vocab=0 it has the tokens of the data."""
     logits_chunk: int = Field(default=128, gt=0)
     """Positions of a row whose logits exist at once: more are faster on a GPU, and take memory."""
+
+    dial = "model.depth"
+
+    def implied(self) -> Mapping[str, Any]:
+        """Return the steps, batch and rates that `model.depth` implies."""
+        return imply_training(self, GPT2)
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Return the values that conflict."""

@@ -1,13 +1,14 @@
 """Next-character prediction: the plays of Shakespeare, or files of your own."""
 
 import functools
-from collections.abc import Iterator
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
 
 import jtrain as jt
 from jtrain.data import Mixture, Shakespeare, Text, TinyShakespeare, Tokens, fingerprint
 from jtrain.losses import inputs_and_targets, next_token, segments_of
 from jtrain.models import Transformer
+from jtrain.models.depth import CHARACTERS, imply_training
 from jtrain.train import make_complete
 from jtrain.types import Batch, Key, LossFn, Metrics, Params, Placement
 
@@ -35,6 +36,12 @@ class Config(jt.RunConfig):
     """The text."""
     model: Transformer = Transformer()
     """The network; its vocabulary is the characters of the text."""
+
+    dial = "model.depth"
+
+    def implied(self) -> Mapping[str, Any]:
+        """Return the steps, batch and rates that `model.depth` implies."""
+        return imply_training(self, CHARACTERS)
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Return the values that conflict."""

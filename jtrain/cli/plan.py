@@ -50,7 +50,7 @@ def _plan(path: str, config: "RunConfig", topology: Topology, args: Any) -> int:
     from jtrain.inspect.plan.advice import advise, format_advice
     from jtrain.inspect.plan.plan import format_plan, make_plan
 
-    found = make_plan(config, topology)
+    found = make_plan(config, topology, price=args.price)
     advice = [] if found.fits else advise(config, topology, found)
     if args.json:
         values = {"config": path, **found.plain(), "advice": [each._asdict() for each in advice]}
@@ -103,6 +103,8 @@ def _arguments() -> Arguments:
     parser.add_argument("--topology", metavar="KIND:SHAPE", default="", help=shape)
     words = "memory of a device in GB, in the place of the chip's"
     parser.add_argument("--memory", metavar="GB", type=float, help=words)
+    words = "dollars for an hour of a device: the plan has the cost of the run"
+    parser.add_argument("--price", metavar="DOLLARS", type=float, help=words)
     words = "compare layouts, microbatches, recomputation and offload; print those compiled, ranked"
     parser.add_argument("--search", action="store_true", help=words)
     words = "find the largest batch whose step fits"
@@ -118,6 +120,11 @@ def _check_numbers(args: Any) -> None:
         raise UserError(
             f"jtrain plan: --compiles {args.compiles}: a search compiles the config itself and "
             f"those that it compares; write --compiles 12."
+        )
+    if args.price is not None and not 0 < args.price < math.inf:
+        raise UserError(
+            f"jtrain plan: --price {args.price:g} is not a price; write dollars for an hour of a "
+            f"device: --price 3."
         )
     if args.memory is not None and not 0 < args.memory < math.inf:
         raise UserError(

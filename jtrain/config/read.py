@@ -115,7 +115,7 @@ def _set(root: Node, setting: str) -> tuple[Node, list[InvalidKey]]:
     else:
         try:
             value, mistakes = parse(text, lambda _: origin, keys)
-            return _put(root, keys, value or Node(None, origin)), mistakes
+            return put(root, keys, value or Node(None, origin)), mistakes
         except ConfigError as error:
             found = str(error).removeprefix(f"{origin.place('')}: ")
             words = f"{found}; or quote it: {key}={shlex.quote(json.dumps(text))}"
@@ -144,11 +144,12 @@ def _blocked(root: Node, keys: Keys) -> str:
     return ""
 
 
-def _put(parent: Node | None, keys: Keys, node: Node) -> Node:
+def put(parent: Node | None, keys: Keys, node: Node) -> Node:
+    """Return the parent with a node at `keys`, over the one that was there."""
     if not keys:
         return Node(node.value, node.origin, parent, node.text)
     parent = parent or Node({}, node.origin)
-    child = _put(parent.value.get(keys[0]), keys[1:], node)
+    child = put(parent.value.get(keys[0]), keys[1:], node)
     return Node({**parent.value, keys[0]: child}, parent.origin, parent.under)
 
 

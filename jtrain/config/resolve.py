@@ -35,7 +35,7 @@ from jtrain.config.node import (
     raise_invalid,
     without_origins,
 )
-from jtrain.config.read import merge_layers
+from jtrain.config.read import merge_layers, put
 from jtrain.config.schema import FieldSchema, field_schemas, format_value
 from jtrain.config.top import EXPERIMENT, BaseConfig
 from jtrain.errors import ConfigError
@@ -46,6 +46,7 @@ T = TypeVar("T")
 # Keys that most experiments add to BaseConfig. If the experiment is not found, a key that
 # resembles one of these gets a suggestion.
 OF_EXPERIMENTS = ("data", "model", "optimizer", "precision", "parallel", "workers", "trackers")
+REQUIRED = {"steps": 1, "batch": 1, "optimizer": {"lr": 1.0}}  # until the dial has set them
 KEYS = dict.fromkeys(("base", *field_schemas(BaseConfig), *OF_EXPERIMENTS))
 
 
@@ -87,6 +88,8 @@ def resolve(
         assert found, "a missing experiment is a mistake"
         schema = load_experiment(found)
     root, notes = resolve_kinds(FieldSchema(schema), root)
+    root, implied = _over_dial(schema, root)
+    notes += implied
     config, more = check(schema, root)
     known = {one.key for one in wrong}  # an unreadable value is not a second mistake
     raise_invalid([*wrong, *(one for one in more if one.key not in known)])
@@ -157,9 +160,9 @@ def resolve_kinds(want: FieldSchema, node: Node, keys: Keys = ()) -> tuple[Node,
     """Return `node` with defaults and presets filled in, and a note on each key left out.
 
     A key is left out if the chosen `kind` does not have it. If the default of a key is a dataclass,
-    giving one of its values keeps its others. A dataclass may have `presets` by name, and
-    `read_values` of the path that its key `from` has: values given with `preset` or `from`, or
-    after it, override those.
+    giving one of its values keeps its others. A dataclass may have `presets` by name, `read_values`
+    of the path that its key `from` has, and values `implied` by its key `depth`: values given with
+    `preset`, `from` or `depth`, or after it, override those.
     """
     if isinstance(node.value, list):
         element = want.element()
@@ -195,10 +198,14 @@ def _over_preset(
     """Merge the keys over the preset's, dropping inherited keys that the preset replaces."""
     children, notes = _over(chosen, children, keys, "preset", getattr(chosen, "presets", {}).get)
     read = getattr(chosen, "read_values", None)
-    if read is None or _complete(chosen, children):
-        return children, notes
-    children, more = _over(chosen, children, keys, "from", read)
-    return children, notes + more
+    if read is not None and not _complete(chosen, children):
+        children, more = _over(chosen, children, keys, "from", read)
+        notes += more
+    if implied := getattr(chosen, "implied", None):
+        plain = {key: without_origins(child) for key, child in children.items()}
+        children, more = _over(chosen, children, keys, "depth", lambda _: implied(plain))
+        notes += more
+    return children, notes
 
 
 def _complete(chosen: type, children: dict[str, Node]) -> bool:
@@ -213,14 +220,17 @@ def _over(
     children: dict[str, Node],
     keys: Keys,
     source: str,
-    values_of: Callable[[str], Mapping[str, Any] | None],
+    values_of: Callable[[Any], Mapping[str, Any] | None],
 ) -> tuple[dict[str, Node], list[str]]:
     name = children.get(source, Node("", DEFAULT))
-    given = values_of(name.value) if isinstance(name.value, str) and name.value else None
+    known = name.value and isinstance(name.value, str | int)
+    given = values_of(name.value) if known else None
     if given is None:
         return children, []
     before = lambda key: key in given and children[key].origin.layer < name.origin.layer
-    left = [key for key in children if before(key) and without_origins(children[key]) != given[key]]
+    written = lambda key: children[key].origin.layer > PRESET
+    differs = lambda key: without_origins(children[key]) != given[key]
+    left = [key for key in children if before(key) and written(key) and differs(key)]
     remaining = {key: child for key, child in children.items() if not before(key)}
     below = make_nodes(dict(given), SourceLocation(PRESET, setting=f"{source} {name.value}"))
     notes = [
@@ -229,6 +239,29 @@ def _over(
         for key in left
     ]
     return merge(below, Node(remaining, name.origin)).value, notes
+
+
+def _over_dial(schema: type[BaseConfig], root: Node) -> tuple[Node, list[str]]:
+    """Merge the keys over what the dial implies; as with a preset, those given before it go."""
+    dial = find_node(root, schema.dial.split(".")) if schema.dial else None
+    if dial is None or not dial.value:
+        return root, []
+    origin, notes = SourceLocation(PRESET, setting=f"{schema.dial} {dial.value}"), []
+    for _ in range(2):  # the rates follow the batch, which the dial may have set
+        trial = merge(make_nodes(REQUIRED, DEFAULT), root)
+        config, _ = check(schema, trial)
+        if config is None:
+            return trial, notes  # its mistakes are reported, and nothing is missing
+        for key, value in config.implied().items():
+            keys = tuple(key.split("."))
+            given = find_node(root, keys)
+            if given and given.origin.layer >= dial.origin.layer:
+                continue
+            if given and given.origin.layer > PRESET and given.value != value:
+                words = f"is left out: {schema.dial} {dial.value} was given after it"
+                notes.append(f"{key} ({given.origin}) {words}")
+            root = put(root, keys, Node(value, origin))
+    return root, notes
 
 
 def _leave_out(

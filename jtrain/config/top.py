@@ -1,9 +1,9 @@
 """The keys that every config has."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -151,6 +151,8 @@ class Stage:
 class BaseConfig:
     """Fields of every run, whatever it trains."""
 
+    dial: ClassVar[str] = ""
+    """Key whose value, if it is not 0, implies the values of other keys."""
     experiment: PlainName
     """What is trained: NAME of experiments/NAME.py in a directory above the config, or of an
     installed package's entry point in the group jtrain.experiments; or package.module:Config."""
@@ -195,6 +197,10 @@ class BaseConfig:
     def steps_divisor(self) -> int:
         """Number of steps that divides every cadence: 1 where calls may be shorter."""
         return 1 if self.steps_per_call == "auto" else self.steps_per_call
+
+    def implied(self) -> Mapping[str, Any]:
+        """Return by dotted key what the dial implies; a config file may leave these out."""
+        return {}
 
     def cadences(self) -> dict[str, int | Duration]:
         """Return by its key every cadence at which the state is needed, 0 for none, and `steps`."""

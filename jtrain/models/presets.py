@@ -101,6 +101,12 @@ class Published:
 
         return read_values(path, cls.kind)
 
+    @classmethod
+    def implied(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the values that those given imply; none but of a class with a dial."""
+        del values
+        return {}
+
     @model_validator(mode="before")
     @classmethod
     def _add_published(cls, given: Any) -> Any:
@@ -109,6 +115,7 @@ class Published:
         if not isinstance(values, Mapping):
             return given
         values = cls._with_pretrained(values)
+        values = {**cls.implied(values), **values}
         if cls.presets:
             values = _with_preset(values, cls.presets, called=called)
         return ArgsKwargs(given.args, dict(values)) if called else values

@@ -52,6 +52,11 @@ class Transformer(Published):
     """Number of different tokens; 0: those of the data."""
     context: int = Field(default=64, gt=0)
     """Most tokens that the model reads at once."""
+    depth: int = Field(default=0, ge=0)
+    """One dial: as many layers and heads, and a width of `aspect` times as much; in the experiments
+    language and shakespeare also the run's steps, batch and rates. 0: off."""
+    aspect: int = Field(default=64, gt=0)
+    """With `depth`, the width of a head: 64 in GPT-2 (depth 12), 128 in Llama 2 7B (depth 32)."""
     layers: int = Field(default=4, gt=0)
     """Blocks of attention and MLP."""
     heads: int = Field(default=4, gt=0)
@@ -116,6 +121,15 @@ class Transformer(Published):
     but those without a batch dim: all but the attention's), or all but what `saved` names."""
     saved: tuple[Literal["qkv", "attention", "hidden"], ...] = ()
     """With remat `names`: queries, keys and values; attention outputs; MLPs before activation."""
+
+    @classmethod
+    def implied(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the shape that the depth among the values implies."""
+        depth, aspect = values.get("depth", 0), values.get("aspect", 64)
+        if type(depth) is not int or type(aspect) is not int or min(depth, aspect) < 1:
+            return {}  # the check of the fields says why
+        usual = {"kv_heads": 0, "head_size": 0, "hidden": 0}
+        return {"layers": depth, "heads": depth, "width": depth * aspect, **usual}
 
     @model_validator(mode="after")
     def _check_fields(self) -> "Transformer":

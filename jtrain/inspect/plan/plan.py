@@ -20,7 +20,13 @@ from jtrain.inspect.plan.op_costs import unknown_kernels
 from jtrain.inspect.plan.roofline import Estimate, estimate_step
 from jtrain.inspect.plan.schedule import mark_overlapped
 from jtrain.inspect.plan.topology import Topology
-from jtrain.io.formatting import align_columns, format_bytes, format_count, format_seconds
+from jtrain.io.formatting import (
+    align_columns,
+    format_bytes,
+    format_count,
+    format_duration,
+    format_seconds,
+)
 from jtrain.parallel import PipelineSchedule
 from jtrain.parallel.program_cache import mesh_devices
 from jtrain.train.experiment import RunConfig
@@ -63,6 +69,10 @@ class Plan:
     """The compiler's answer came from the cache."""
     unused: int = 0
     """Devices of the topology that the layout leaves out."""
+    steps: int = 0
+    """Steps of the run."""
+    price: float | None = None
+    """Dollars for an hour of a device, where they were given."""
 
     @property
     def leaves(self) -> int:
@@ -87,8 +97,20 @@ class Plan:
             return None
         return self.flops.model / (self.devices * self.estimate.peak * self.estimate.seconds)
 
+    @property
+    def run_seconds(self) -> float:
+        """Estimated time of all steps of the run; 0 if not known."""
+        return self.steps * self.estimate.seconds if self.estimate else 0.0
+
+    @property
+    def dollars(self) -> float | None:
+        """Estimated cost of the run; None without a price."""
+        used = self.devices + self.unused
+        return None if self.price is None else used * self.price * self.run_seconds / 3600
+
     def plain(self) -> dict[str, Any]:
         """Return the contents as JSON values, in bytes and seconds."""
+        run = {"steps": self.steps, "seconds": self.run_seconds, "dollars": self.dollars}
         limit = self.memory["limit"]
         headroom = {"headroom": limit - self.peak} if limit else {}
         return {
@@ -108,12 +130,13 @@ class Plan:
             "hardware_flops": self.flops.hardware,
             "flops_exact": self.flops_exact,
             "estimate": self.estimate and {**self.estimate.plain(), "mfu": self.mfu},
+            "run": run,
             "seconds": round(self.seconds, 1),
             "cached": self.cached,
         }
 
 
-def make_plan(config: RunConfig, topology: Topology) -> Plan:
+def make_plan(config: RunConfig, topology: Topology, *, price: float | None = None) -> Plan:
     """Compile the step of `jtrain run` for these devices, or read the answer from the cache.
 
     A step that needs more memory than a device has gives a plan whose `fits` is False.
@@ -141,6 +164,8 @@ def make_plan(config: RunConfig, topology: Topology) -> Plan:
         flops_exact=exact,
         seconds=time.perf_counter() - start,
         cached=step.cached,
+        steps=program.resolved.config.steps,
+        price=price,
     )
 
 
@@ -276,5 +301,15 @@ def _format_work(plan: Plan) -> list[str]:
         f"  compute {format_seconds(line.compute)}, memory {format_seconds(line.memory)}, "
         f"interconnect {format_seconds(line.links)}, of which the device waits for "
         f"{format_seconds(line.exposed)}",
+        f"  {_format_run(plan)}",
         "  " + " ".join(filter(None, [f"from {found.chip}", found.source and f"({found.source})"])),
     ]
+
+
+def _format_run(plan: Plan) -> str:
+    long = format_duration if plan.run_seconds >= 60 else format_seconds
+    words = f"{plan.steps:,} steps of the run: {long(plan.run_seconds)}"
+    if plan.dollars is None:
+        return words
+    cost = f"{plan.dollars:,.0f}" if plan.dollars >= 100 else f"{plan.dollars:.2g}"
+    return f"{words}, ${cost} at ${plan.price:g} an hour of a device"

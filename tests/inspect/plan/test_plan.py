@@ -192,3 +192,17 @@ def test_flops_of_a_plan_are_those_of_its_program():
     assert plan.estimate is not None
     # The compiled products, all of them on one device, and the optimizer's none.
     assert plan.estimate.timeline.flops * 8 == pytest.approx(plan.flops.hardware, rel=0.05)
+
+
+@pytest.mark.thorough
+def test_a_price_gives_the_cost_of_the_run():
+    config = small("parallel.devices=4", "steps=64 rows")
+    plan = make_plan(config, find_topology("cpu:8"), price=4.5)
+    assert plan.estimate is not None
+    assert plan.steps == math.ceil(64 / config.batch)
+    assert plan.run_seconds == plan.steps * plan.estimate.seconds
+    assert plan.dollars == pytest.approx(8 * 4.5 * plan.run_seconds / 3600)  # 4 unused, and paid
+    run = {"steps": plan.steps, "seconds": plan.run_seconds, "dollars": plan.dollars}
+    assert plan.plain()["run"] == run
+    assert f"{plan.steps} steps of the run: " in format_plan(plan)
+    assert f", ${plan.dollars:.2g} at $4.5 an hour of a device" in format_plan(plan)

@@ -1,0 +1,94 @@
+"""The dial: a depth gives the shape of a transformer, and the steps, batch and rates of its run."""
+
+import math
+from pathlib import Path
+
+import pytest
+from comparison import assert_close
+
+from jtrain.config.resolve import resolve
+from jtrain.errors import ConfigError
+from jtrain.models.depth import CHARACTERS, GPT2
+from jtrain.models.transformer import Transformer
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+SIZES = ("layers", "heads", "width")
+
+
+def dialed(*settings: str, name: str = "speedrun"):
+    return resolve(CONFIGS / f"{name}.yaml", settings)
+
+
+def sizes(model: Transformer) -> list[int]:
+    return [getattr(model, name) for name in SIZES]
+
+
+@pytest.mark.parametrize(("depth", "aspect", "preset"), [(12, 64, "gpt2"), (32, 128, "llama2-7b")])
+def test_depths_of_published_models_are_their_sizes(depth, aspect, preset):
+    assert sizes(Transformer(depth=depth, aspect=aspect)) == sizes(Transformer(preset=preset))
+
+
+def test_values_beside_the_depth_win_and_it_wins_over_a_preset():
+    model = Transformer(preset="llama3-8b", depth=8, heads=4)
+    assert sizes(model) == [8, 4, 512]
+    assert (model.norm, model.vocab, model.groups, model.size_of_hidden) == ("rms", 128256, 4, 2048)
+
+
+def test_a_run_at_the_reference_has_its_values():
+    for name, of, settings in (
+        ("speedrun", CHARACTERS, ["model.depth=4"]),
+        ("gpt2", GPT2, ["model.depth=12", "microbatches=1"]),
+    ):
+        config = dialed(*settings, name=name).config
+        assert config.batch * config.data.context == of.batch
+        assert (config.optimizer.lr, config.optimizer.weight_decay) == (of.lr, of.weight_decay)
+        assert config.steps.amount == 10 * 12 * of.layers * of.width**2
+
+
+def test_rates_follow_the_size_and_the_batch_that_was_given():
+    four, eight = dialed("model.depth=4").config, dialed("model.depth=8").config
+    more = 8  # twice the layers and twice the width
+    assert eight.steps.amount == more * four.steps.amount
+    assert eight.batch == 2 ** round(math.log2(four.batch * more**0.383))
+    root = math.sqrt(eight.batch / four.batch)
+    assert_close(eight.optimizer.lr, four.optimizer.lr * root / math.sqrt(2), 1e-12)
+    decay = four.optimizer.weight_decay * root / more
+    assert_close(eight.optimizer.weight_decay, decay, 1e-12)
+    wide = dialed("model.depth=4", f"batch={4 * four.batch}").config
+    assert_close(wide.optimizer.lr, 2 * four.optimizer.lr, 1e-12)
+    assert wide.steps == four.steps  # tokens, however many a step
+
+
+def test_each_value_says_that_it_is_the_depths():
+    found = dialed("model.depth=6", "optimizer.lr=0.5", "model.heads=3")
+    keys = ("steps", "batch", "optimizer.weight_decay", "model.width", "optimizer.lr")
+    said = [str(found.origins[key]) for key in keys]
+    assert said == ["model.depth 6"] * 3 + ["depth 6", "command line"]
+    assert (found.config.optimizer.lr, found.config.model.heads) == (0.5, 3)
+
+
+def test_what_a_file_says_before_a_typed_depth_is_left_out_by_name():
+    found = dialed("model.depth=8", "microbatches=16", name="gpt2")
+    left = [note.split(" ")[0] for note in found.notes]
+    assert left == ["steps", "batch", "optimizer.lr", "optimizer.weight_decay"]
+    assert sizes(found.config.model) == [8, 8, 512]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["model.depth=0"], ["steps: is missing", "batch: is missing", "optimizer.lr: is missing"]),
+        (["model.depth=-1"], ["model.depth=-1: must be a whole number at least 0"]),
+        (["model.depth=four"], ["model.depth=four: must be a whole number"]),
+        (["model.depth=3", "model.aspect=5"], ["a head has 5: an odd number"]),
+        (["optimizer.kind=sgd"], ["optimizer.lr: is missing"]),  # whose rates are others
+        (["model.depth=4", "seed=-1"], ["seed=-1: must be"]),
+    ],
+)
+def test_a_mistake_beside_the_depth_is_the_only_one_named(settings, words):
+    with pytest.raises(ConfigError) as caught:
+        dialed(*settings)
+    lines = str(caught.value).splitlines()
+    assert len(lines) == len(words)
+    for word in words:
+        assert any(word in line for line in lines)
