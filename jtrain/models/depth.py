@@ -31,7 +31,7 @@ class Reference:
         return round(self.tokens_per_parameter * 12 * layers * width**2)
 
 
-CHARACTERS = Reference(layers=4, width=64, batch=512, lr=8e-3, weight_decay=0.1)
+CHARACTERS = Reference(layers=4, width=64, batch=768, lr=1e-2, weight_decay=0.1)
 """Measured on the plays of Shakespeare: docs/models.md#one-dial."""
 GPT2 = Reference(layers=12, width=768, batch=2**19, lr=6e-4, weight_decay=0.1)
 """nanoGPT's reproduction, https://github.com/karpathy/nanoGPT (config/train_gpt2.py)."""
@@ -62,6 +62,7 @@ def imply_training(config: Any, reference: Reference) -> Mapping[str, Any]:
     values["batch"] = 2 ** max(round(math.log2(rows)), 0)
     if config.optimizer.kind in RATES:
         root = math.sqrt(config.batch * context / reference.batch)
-        values["optimizer.lr"] = reference.lr * root * math.sqrt(reference.width / width)
-        values["optimizer.weight_decay"] = reference.weight_decay * root / more
+        rate = reference.lr * root * math.sqrt(reference.width / width)
+        values["optimizer.lr"] = float(f"{rate:.4g}")
+        values["optimizer.weight_decay"] = float(f"{reference.weight_decay * root / more:.4g}")
     return values
