@@ -1,6 +1,6 @@
 """Next-token prediction over token files, for models whose logits are too many to hold at once."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -35,11 +35,11 @@ class Config(jt.RunConfig):
     logits_chunk: int = Field(default=128, gt=0)
     """Positions of a row whose logits exist at once: more are faster on a GPU, and take memory."""
 
-    dial = "model.depth"
+    dials = ("model.depth", "model.aspect")
 
-    def implied(self) -> Mapping[str, Any]:
-        """Return the steps, batch and rates that `model.depth` implies."""
-        return imply_training(self, GPT2)
+    def implied(self, given: Callable[[str], Any]) -> Mapping[str, Any]:
+        """Return the steps, batch and rates that the size of the model implies."""
+        return imply_training(self, given, GPT2)
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Return the values that conflict."""

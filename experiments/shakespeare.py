@@ -1,7 +1,7 @@
 """Next-character prediction: the plays of Shakespeare, or files of your own."""
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any
 
 import jtrain as jt
@@ -37,11 +37,11 @@ class Config(jt.RunConfig):
     model: Transformer = Transformer()
     """The network; its vocabulary is the characters of the text."""
 
-    dial = "model.depth"
+    dials = ("model.depth", "model.aspect")
 
-    def implied(self) -> Mapping[str, Any]:
-        """Return the steps, batch and rates that `model.depth` implies."""
-        return imply_training(self, CHARACTERS)
+    def implied(self, given: Callable[[str], Any]) -> Mapping[str, Any]:
+        """Return the steps, batch and rates that the size of the model implies."""
+        return imply_training(self, given, CHARACTERS)
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Return the values that conflict."""

@@ -121,6 +121,8 @@ def _check_numbers(args: Any) -> None:
             f"jtrain plan: --compiles {args.compiles}: a search compiles the config itself and "
             f"those that it compares; write --compiles 12."
         )
+    if args.price is not None and (args.search or args.largest_batch):
+        raise UserError("jtrain plan: --price is for one plan; leave out what else is asked for.")
     if args.price is not None and not 0 < args.price < math.inf:
         raise UserError(
             f"jtrain plan: --price {args.price:g} is not a price; write dollars for an hour of a "

@@ -26,6 +26,7 @@ from jtrain.config.node import (
     InvalidKey,
     Keys,
     Node,
+    Plain,
     SourceLocation,
     dotted,
     find_node,
@@ -46,7 +47,8 @@ T = TypeVar("T")
 # Keys that most experiments add to BaseConfig. If the experiment is not found, a key that
 # resembles one of these gets a suggestion.
 OF_EXPERIMENTS = ("data", "model", "optimizer", "precision", "parallel", "workers", "trackers")
-REQUIRED = {"steps": 1, "batch": 1, "optimizer": {"lr": 1.0}}  # until the dial has set them
+# What a dial may imply, until it has.
+PLACEHOLDERS = {"steps": 1, "batch": 1, "optimizer": {"lr": 1.0}}
 KEYS = dict.fromkeys(("base", *field_schemas(BaseConfig), *OF_EXPERIMENTS))
 
 
@@ -88,7 +90,7 @@ def resolve(
         assert found, "a missing experiment is a mistake"
         schema = load_experiment(found)
     root, notes = resolve_kinds(FieldSchema(schema), root)
-    root, implied = _over_dial(schema, root)
+    root, implied = _over_dials(schema, root)
     notes += implied
     config, more = check(schema, root)
     known = {one.key for one in wrong}  # an unreadable value is not a second mistake
@@ -161,8 +163,8 @@ def resolve_kinds(want: FieldSchema, node: Node, keys: Keys = ()) -> tuple[Node,
 
     A key is left out if the chosen `kind` does not have it. If the default of a key is a dataclass,
     giving one of its values keeps its others. A dataclass may have `presets` by name, `read_values`
-    of the path that its key `from` has, and values `implied` by its key `depth`: values given with
-    `preset`, `from` or `depth`, or after it, override those.
+    of the path that its key `from` has, and values `implied` by its `dials`: values given with
+    `preset`, `from` or a dial, or after it, override those.
     """
     if isinstance(node.value, list):
         element = want.element()
@@ -196,14 +198,14 @@ def _over_preset(
     chosen: type, children: dict[str, Node], keys: Keys
 ) -> tuple[dict[str, Node], list[str]]:
     """Merge the keys over the preset's, dropping inherited keys that the preset replaces."""
-    children, notes = _over(chosen, children, keys, "preset", getattr(chosen, "presets", {}).get)
-    read = getattr(chosen, "read_values", None)
+    presets, read = getattr(chosen, "presets", {}), getattr(chosen, "read_values", None)
+    children, notes = _over(children, keys, ["preset"], presets.get)
     if read is not None and not _complete(chosen, children):
-        children, more = _over(chosen, children, keys, "from", read)
+        children, more = _over(children, keys, ["from"], read)
         notes += more
-    if implied := getattr(chosen, "implied", None):
+    if dials := getattr(chosen, "dials", None):
         plain = {key: without_origins(child) for key, child in children.items()}
-        children, more = _over(chosen, children, keys, "depth", lambda _: implied(plain))
+        children, more = _over(children, keys, dials, lambda _: chosen.implied(plain))
         notes += more
     return children, notes
 
@@ -216,52 +218,57 @@ def _complete(chosen: type, children: dict[str, Node]) -> bool:
 
 
 def _over(
-    chosen: type,
     children: dict[str, Node],
     keys: Keys,
-    source: str,
+    sources: Sequence[str],
     values_of: Callable[[Any], Mapping[str, Any] | None],
 ) -> tuple[dict[str, Node], list[str]]:
-    name = children.get(source, Node("", DEFAULT))
+    """Merge the keys over the values of the first source; those given before any source go."""
+    name = children.get(sources[0], Node("", DEFAULT))
     known = name.value and isinstance(name.value, str | int)
     given = values_of(name.value) if known else None
     if given is None:
         return children, []
-    before = lambda key: key in given and children[key].origin.layer < name.origin.layer
-    written = lambda key: children[key].origin.layer > PRESET
-    differs = lambda key: without_origins(children[key]) != given[key]
-    left = [key for key in children if before(key) and written(key) and differs(key)]
-    remaining = {key: child for key, child in children.items() if not before(key)}
-    below = make_nodes(dict(given), SourceLocation(PRESET, setting=f"{source} {name.value}"))
+    layer = max(children[key].origin.layer for key in sources if key in children)
+    label = f"{sources[0]} {name.value}"
+    before = lambda key: key in given and children[key].origin.layer < layer
     notes = [
-        f"{dotted((*keys, key))} ({children[key].origin}) is left out: "
-        f"{source} {name.value} was given after it"
-        for key in left
+        note
+        for key, child in children.items()
+        if before(key) and (note := _left_out(dotted((*keys, key)), child, given[key], label))
     ]
+    remaining = {key: child for key, child in children.items() if not before(key)}
+    below = make_nodes(dict(given), SourceLocation(PRESET, setting=label))
     return merge(below, Node(remaining, name.origin)).value, notes
 
 
-def _over_dial(schema: type[BaseConfig], root: Node) -> tuple[Node, list[str]]:
-    """Merge the keys over what the dial implies; as with a preset, those given before it go."""
-    dial = find_node(root, schema.dial.split(".")) if schema.dial else None
-    if dial is None or not dial.value:
+def _left_out(key: str, node: Node, value: Plain, source: str) -> str:
+    """Return the note on a key whose written value another takes the place of; empty: none."""
+    if node.origin.layer <= PRESET or without_origins(node) == value:
+        return ""
+    return f"{key} ({node.origin}) is left out: {source} was given after it"
+
+
+def _over_dials(schema: type[BaseConfig], root: Node) -> tuple[Node, list[str]]:
+    """Merge the keys over what the dials of an experiment imply; those given before them go."""
+    dials = [find_node(root, key.split(".")) for key in schema.dials]
+    if not dials or dials[0] is None or not dials[0].value:
         return root, []
-    origin, notes = SourceLocation(PRESET, setting=f"{schema.dial} {dial.value}"), []
-    for _ in range(2):  # the rates follow the batch, which the dial may have set
-        trial = merge(make_nodes(REQUIRED, DEFAULT), root)
-        config, _ = check(schema, trial)
-        if config is None:
-            return trial, notes  # its mistakes are reported, and nothing is missing
-        for key, value in config.implied().items():
-            keys = tuple(key.split("."))
-            given = find_node(root, keys)
-            if given and given.origin.layer >= dial.origin.layer:
-                continue
-            if given and given.origin.layer > PRESET and given.value != value:
-                words = f"is left out: {schema.dial} {dial.value} was given after it"
-                notes.append(f"{key} ({given.origin}) {words}")
-            root = put(root, keys, Node(value, origin))
-    return root, notes
+    layer = max(dial.origin.layer for dial in dials if dial)
+    given = lambda key: (node := find_node(root, key.split("."))) and node.origin.layer >= layer
+    trial = merge(make_nodes(PLACEHOLDERS, DEFAULT), root)
+    config, _ = check(schema, trial)
+    if config is None:
+        return trial, []  # its mistakes are reported, and nothing is missing
+    label, notes = f"{schema.dials[0].rpartition('.')[2]} {dials[0].value}", []
+    for key, value in config.implied(given).items():
+        if given(key):
+            continue
+        keys = tuple(key.split("."))
+        if node := find_node(root, keys):
+            notes.append(_left_out(key, node, value, label))
+        root = put(root, keys, Node(value, SourceLocation(PRESET, setting=label)))
+    return root, list(filter(None, notes))
 
 
 def _leave_out(

@@ -1,7 +1,7 @@
 """The keys that every config has."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -151,8 +151,8 @@ class Stage:
 class BaseConfig:
     """Fields of every run, whatever it trains."""
 
-    dial: ClassVar[str] = ""
-    """Key whose value, if it is not 0, implies the values of other keys."""
+    dials: ClassVar[Sequence[str]] = ()
+    """Dotted keys that imply others, unless the first of them is 0: `model.depth`."""
     experiment: PlainName
     """What is trained: NAME of experiments/NAME.py in a directory above the config, or of an
     installed package's entry point in the group jtrain.experiments; or package.module:Config."""
@@ -198,8 +198,13 @@ class BaseConfig:
         """Number of steps that divides every cadence: 1 where calls may be shorter."""
         return 1 if self.steps_per_call == "auto" else self.steps_per_call
 
-    def implied(self) -> Mapping[str, Any]:
-        """Return by dotted key what the dial implies; a config file may leave these out."""
+    def implied(self, given: Callable[[str], Any]) -> Mapping[str, Any]:
+        """Return by dotted key what the dials imply, which a config file may leave out.
+
+        Args:
+            given: whether a dotted key was given beside the dials; the others are not known yet.
+        """
+        del given
         return {}
 
     def cadences(self) -> dict[str, int | Duration]:

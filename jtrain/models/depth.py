@@ -5,10 +5,10 @@ The exponents are published. The constants belong to the data: a run that was tu
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-RATES = ("adamw", "muon")  # optimizers whose steps have a root mean square of about the rate
+RATES = ("adamw", "muon")  # optimizers whose steps have the root mean square of AdamW's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,47 +22,51 @@ class Reference:
     lr: float
     weight_decay: float
     tokens_per_parameter: float = 10
-    """Tokens of a run for each parameter in its blocks. Compute-optimal are 10.5 with those of the
-    head, as nanochat measured, and 20 of all (Hoffmann et al. 2022)."""
+    """Tokens of a run over 12 layers width^2, the parameters of its blocks (of GPT-2's kind; Kaplan
+    et al. 2020, https://arxiv.org/abs/2001.08361, section 2.1). nanochat measured 10.5 as
+    compute-optimal, of block and head parameters; Hoffmann et al. 2022 20, of all."""
 
     def tokens(self, layers: int, width: int) -> int:
-        """Return the tokens of a run; blocks have 12 layers width^2 parameters (Kaplan et al. 2020,
-        https://arxiv.org/abs/2001.08361, section 2.1)."""
+        """Return the tokens of a run."""
         return round(self.tokens_per_parameter * 12 * layers * width**2)
 
 
 CHARACTERS = Reference(layers=4, width=64, batch=768, lr=1e-2, weight_decay=0.1)
-"""Measured on the plays of Shakespeare: docs/models.md#one-dial."""
+"""Measured (docs/models.md#one-dial); the batch lies between the best at depths 3 and 4."""
 GPT2 = Reference(layers=12, width=768, batch=2**19, lr=6e-4, weight_decay=0.1)
 """nanoGPT's reproduction, https://github.com/karpathy/nanoGPT (config/train_gpt2.py)."""
 
 
-def imply_training(config: Any, reference: Reference) -> Mapping[str, Any]:
+def imply_training(
+    config: Any, given: Callable[[str], Any], reference: Reference
+) -> Mapping[str, Any]:
     """Return by dotted key what the size of the model implies for its run.
 
-    For a run on D tokens in batches of B tokens
+    For a run on D tokens in batches of B tokens, by nanochat's rules (scripts/base_train.py of
+    https://github.com/karpathy/nanochat, 2026-07):
 
     - B ~ D^0.383 (Bergsma et al. 2025, https://arxiv.org/abs/2505.13738), a power of two of rows,
-    - rate ~ (B / width)^(1/2): of the batch by Malladi et al. 2022,
-      https://arxiv.org/abs/2205.10287, of the width as nanochat has it,
-      https://github.com/karpathy/nanochat (scripts/base_train.py, 2026-07),
-    - weight decay ~ B^(1/2) / D, which keeps its time constant the same share of the run (Wang and
-      Aitchison 2024, https://arxiv.org/abs/2405.13698).
+    - rate ~ (B / width)^(1/2) (of the batch: Malladi et al. 2022, https://arxiv.org/abs/2205.10287).
+      There Muon's rate has no width, but its steps are orthogonal matrices, which shrink by the
+      root of the width; here they have AdamW's root mean square at every width,
+    - weight decay ~ B^(1/2) / D (Wang and Aitchison 2024, https://arxiv.org/abs/2405.13698).
 
     Args:
         config: an experiment's, with `model` (a Transformer), `data.context` (tokens a row),
-            `batch` (rows, which the rates follow) and `optimizer` (not of `RATES`: no rates).
+            `batch` (rows) and `optimizer` (not of `RATES`: no rates).
+        given: whether a dotted key was given. Rates follow a given batch; D stays what is implied.
         reference: a tuned run on data of this kind.
     """
     layers, width, context = config.model.layers, config.model.width, config.data.context
     tokens = reference.tokens(layers, width)
-    more = tokens / reference.tokens(reference.layers, reference.width)
-    rows = reference.batch * more**0.383 / context
-    values: dict[str, Any] = {"steps": f"{tokens} tokens"}
-    values["batch"] = 2 ** max(round(math.log2(rows)), 0)
+    token_ratio = tokens / reference.tokens(reference.layers, reference.width)
+    rows = 2 ** max(round(math.log2(reference.batch * token_ratio**0.383 / context)), 0)
+    values: dict[str, Any] = {"steps": f"{tokens} tokens", "batch": rows}
     if config.optimizer.kind in RATES:
-        root = math.sqrt(config.batch * context / reference.batch)
-        rate = reference.lr * root * math.sqrt(reference.width / width)
+        batch = context * (config.batch if given("batch") else rows)
+        batch_scale = math.sqrt(batch / reference.batch)
+        rate = reference.lr * batch_scale * math.sqrt(reference.width / width)
+        decay = reference.weight_decay * batch_scale / token_ratio
         values["optimizer.lr"] = float(f"{rate:.4g}")
-        values["optimizer.weight_decay"] = float(f"{reference.weight_decay * root / more:.4g}")
+        values["optimizer.weight_decay"] = float(f"{decay:.4g}")
     return values

@@ -44,6 +44,8 @@ _GPT2 = {
     "multi_token_depth": 0,
     "vocab": 50257,
     "context": 1024,
+    "depth": 0,
+    "aspect": 64,
     "layers": 12,
     "heads": 12,
     "width": 768,
@@ -84,6 +86,8 @@ class Published:
     """
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    dials: ClassVar[tuple[str, ...]] = ()
+    """Keys that imply others, unless the first of them is 0."""
     kind: str = ""
     pretrained: str = Field(default="", validation_alias="from")
     """A folder as Hugging Face lays it out, `org/name@revision` on its Hub, or a GGUF file of a
@@ -103,7 +107,7 @@ class Published:
 
     @classmethod
     def implied(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the values that those given imply; none but of a class with a dial."""
+        """Return the values that those given imply by `dials`."""
         del values
         return {}
 

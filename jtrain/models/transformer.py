@@ -43,6 +43,7 @@ class Transformer(Published):
     """
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = LANGUAGE_PRESETS
+    dials: ClassVar[tuple[str, ...]] = ("depth", "aspect")
 
     kind: Literal["transformer"] = "transformer"
     network = "decoder:Decoder"
@@ -52,11 +53,11 @@ class Transformer(Published):
     """Number of different tokens; 0: those of the data."""
     context: int = Field(default=64, gt=0)
     """Most tokens that the model reads at once."""
-    depth: int = Field(default=0, ge=0)
-    """One dial: as many layers and heads, and a width of `aspect` times as much; in the experiments
-    language and shakespeare also the run's steps, batch and rates. 0: off."""
-    aspect: int = Field(default=64, gt=0)
-    """With `depth`, the width of a head: 64 in GPT-2 (depth 12), 128 in Llama 2 7B (depth 32)."""
+    depth: int = Field(default=0, ge=0, le=1000, strict=True)
+    """One dial: layers and heads; width is `aspect` times as much. In configs of the experiments
+    language and shakespeare also steps, batch and the rates of adamw and muon. 0: off."""
+    aspect: int = Field(default=64, gt=0, strict=True)
+    """Width over depth: 64 is GPT-2's (depth 12), 128 Llama 2 7B's (depth 32)."""
     layers: int = Field(default=4, gt=0)
     """Blocks of attention and MLP."""
     heads: int = Field(default=4, gt=0)
@@ -124,7 +125,7 @@ class Transformer(Published):
 
     @classmethod
     def implied(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the shape that the depth among the values implies."""
+        """Return the shape that the depth and the aspect among the values imply."""
         depth, aspect = values.get("depth", 0), values.get("aspect", 64)
         if type(depth) is not int or type(aspect) is not int or min(depth, aspect) < 1:
             return {}  # the check of the fields says why
@@ -133,6 +134,16 @@ class Transformer(Published):
 
     @model_validator(mode="after")
     def _check_fields(self) -> "Transformer":
+        if self.depth and self.pretrained:
+            raise ConfigError(
+                f"depth={self.depth} sets a shape, and from={self.pretrained} has its own: leave "
+                f"one of them out."
+            )
+        if self.aspect != 64 and not self.depth:
+            raise ConfigError(
+                f"aspect={self.aspect} is of depth, which is 0: set depth={self.layers}, or "
+                f"width={self.aspect * self.layers} in its place."
+            )
         if not self.head_size:
             check_heads(self.width, self.heads)
         if self.heads % self.groups:

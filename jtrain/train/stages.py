@@ -70,7 +70,8 @@ def stage_problems(config: "RunConfig", run: Collection[str]) -> Iterator[tuple[
     known = [*dataclasses.replace(config, stages=()).problems()] if config.stages else []
     for number, stage in enumerate(config.stages):
         key = f"stages.{number}.set"
-        fixed = [x for x in stage.set if x.split(".")[0] in {*run} - {"batch", "microbatches"}]
+        whole = {*run, *config.dials} - {"batch", "microbatches"}
+        fixed = [x for x in stage.set if x.split(".")[0] in whole or x in whole]
         if fixed:
             yield key, f"{fixed[0]} holds for all of a run; set batch or keys of the experiment"
             continue

@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 from comparison import assert_close
+from published_models import golden, write_model
+from pydantic import ValidationError
 
+from jtrain.config.dump import dump
 from jtrain.config.resolve import resolve
 from jtrain.errors import ConfigError
 from jtrain.models.depth import CHARACTERS, GPT2
@@ -62,7 +65,7 @@ def test_each_value_says_that_it_is_the_depths():
     found = dialed("model.depth=6", "optimizer.lr=0.5", "model.heads=3")
     keys = ("steps", "batch", "optimizer.weight_decay", "model.width", "optimizer.lr")
     said = [str(found.origins[key]) for key in keys]
-    assert said == ["model.depth 6"] * 3 + ["depth 6", "command line"]
+    assert said == ["depth 6"] * 4 + ["command line"]
     assert (found.config.optimizer.lr, found.config.model.heads) == (0.5, 3)
 
 
@@ -73,15 +76,41 @@ def test_what_a_file_says_before_a_typed_depth_is_left_out_by_name():
     assert sizes(found.config.model) == [8, 8, 512]
 
 
+def test_what_is_given_last_wins_the_preset_or_the_dial(tmp_path: Path):
+    gpt2 = ["model.preset=gpt2", "steps=9", "batch=8", "optimizer.lr=1", "model.context=64"]
+    found = dialed(*gpt2).config
+    assert (sizes(found.model), found.model.depth, found.steps) == ([12, 12, 768], 0, 9)
+    stored = tmp_path / "stored.yaml"
+    stored.write_text(dump(dialed("model.depth=6").config))
+    wide = resolve(stored, ["model.aspect=32"])
+    assert (sizes(wide.config.model), wide.config.batch) == ([6, 6, 192], 32)
+    assert [note.split(" ")[0] for note in wide.notes][:2] == ["model.width", "steps"]
+    same = resolve(stored, ["seed=1"])
+    assert (sizes(same.config.model), same.notes) == ([6, 6, 96], ())
+
+
+def test_a_shape_has_one_source(tmp_path: Path):
+    folder = str(write_model(tmp_path, golden("llama")))
+    with pytest.raises(ValidationError, match="leave one of them out"):
+        Transformer(depth=2, pretrained=folder)
+    with pytest.raises(ValidationError, match="valid integer"):
+        Transformer(depth="6")
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (["model.depth=0"], ["steps: is missing", "batch: is missing", "optimizer.lr: is missing"]),
+        (
+            ["model.depth=0"],
+            ["steps: is missing", "batch: is missing", "lr: is missing", "aspect=16 is of depth"],
+        ),
         (["model.depth=-1"], ["model.depth=-1: must be a whole number at least 0"]),
         (["model.depth=four"], ["model.depth=four: must be a whole number"]),
         (["model.depth=3", "model.aspect=5"], ["a head has 5: an odd number"]),
         (["optimizer.kind=sgd"], ["optimizer.lr: is missing"]),  # whose rates are others
         (["model.depth=4", "seed=-1"], ["seed=-1: must be"]),
+        (["model.depth=999999999"], ["at most 1000"]),
+        (["stages=[{until: 10, set: {model.depth: 2}}]"], ["model.depth holds for all of a run"]),
     ],
 )
 def test_a_mistake_beside_the_depth_is_the_only_one_named(settings, words):

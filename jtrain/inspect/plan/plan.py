@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from jtrain.config.durations import SECONDS, Duration
 from jtrain.inspect.plan.collectives import (
     NOT_UNDERSTOOD,
     Collective,
@@ -70,7 +71,7 @@ class Plan:
     unused: int = 0
     """Devices of the topology that the layout leaves out."""
     steps: int = 0
-    """Steps of the run."""
+    """Steps of the run; 0: not known, as its length is a time or its stages differ."""
     price: float | None = None
     """Dollars for an hour of a device, where they were given."""
 
@@ -98,15 +99,16 @@ class Plan:
         return self.flops.model / (self.devices * self.estimate.peak * self.estimate.seconds)
 
     @property
-    def run_seconds(self) -> float:
-        """Estimated time of all steps of the run; 0 if not known."""
-        return self.steps * self.estimate.seconds if self.estimate else 0.0
+    def run_seconds(self) -> float | None:
+        """Estimated time of all steps of the run; None if not known."""
+        return self.steps * self.estimate.seconds if self.steps and self.estimate else None
 
     @property
     def dollars(self) -> float | None:
-        """Estimated cost of the run; None without a price."""
-        used = self.devices + self.unused
-        return None if self.price is None else used * self.price * self.run_seconds / 3600
+        """Estimated cost of the run's steps; None without a price."""
+        if self.price is None or self.run_seconds is None:
+            return None
+        return (self.devices + self.unused) * self.price * self.run_seconds / 3600
 
     def plain(self) -> dict[str, Any]:
         """Return the contents as JSON values, in bytes and seconds."""
@@ -150,6 +152,7 @@ def make_plan(config: RunConfig, topology: Topology, *, price: float | None = No
     flops, exact = bound_step_flops(program)
     layout = program.resolved.strategy.axes or {"data": 1}
     devices = math.prod(layout.values())
+    timed = isinstance(config.steps, Duration) and config.steps.unit in SECONDS
     return Plan(
         topology=topology.name,
         devices=devices,
@@ -164,7 +167,7 @@ def make_plan(config: RunConfig, topology: Topology, *, price: float | None = No
         flops_exact=exact,
         seconds=time.perf_counter() - start,
         cached=step.cached,
-        steps=program.resolved.config.steps,
+        steps=0 if timed or config.stages else program.resolved.config.steps,
         price=price,
     )
 
@@ -301,15 +304,17 @@ def _format_work(plan: Plan) -> list[str]:
         f"  compute {format_seconds(line.compute)}, memory {format_seconds(line.memory)}, "
         f"interconnect {format_seconds(line.links)}, of which the device waits for "
         f"{format_seconds(line.exposed)}",
-        f"  {_format_run(plan)}",
+        *_format_run(plan),
         "  " + " ".join(filter(None, [f"from {found.chip}", found.source and f"({found.source})"])),
     ]
 
 
-def _format_run(plan: Plan) -> str:
+def _format_run(plan: Plan) -> list[str]:
+    if plan.run_seconds is None:
+        return []
     long = format_duration if plan.run_seconds >= 60 else format_seconds
-    words = f"{plan.steps:,} steps of the run: {long(plan.run_seconds)}"
+    line = f"  {plan.steps:,} steps of the run: {long(plan.run_seconds)}"
     if plan.dollars is None:
-        return words
+        return [line]
     cost = f"{plan.dollars:,.0f}" if plan.dollars >= 100 else f"{plan.dollars:.2g}"
-    return f"{words}, ${cost} at ${plan.price:g} an hour of a device"
+    return [f"{line}, ${cost} at ${plan.price:g} per device-hour, without evaluation"]
