@@ -200,8 +200,9 @@ def test_a_price_gives_the_cost_of_the_run():
     plan = make_plan(config, find_topology("cpu:8"), price=4.5)
     assert plan.estimate is not None
     assert plan.steps == math.ceil(64 / config.batch)
-    assert plan.run_seconds == plan.steps * plan.estimate.seconds
-    assert plan.dollars == pytest.approx(8 * 4.5 * plan.run_seconds / 3600)  # 4 unused, and paid
+    seconds = plan.steps * plan.estimate.seconds
+    assert plan.run_seconds == seconds
+    assert plan.dollars == pytest.approx(8 * 4.5 * seconds / 3600)  # 4 unused, and paid
     run = {"steps": plan.steps, "seconds": plan.run_seconds, "dollars": plan.dollars}
     assert plan.plain()["run"] == run
     assert f"{plan.steps} steps of the run: " in format_plan(plan)
