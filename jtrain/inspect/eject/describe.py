@@ -235,7 +235,7 @@ def _grpo(config: Any) -> Study:
 
 CLASSIFY = ["sums", "cross_entropy", "classify"]
 STD = 0.02  # of the kernels and embeddings of a transformer
-TRANSFORMER = ["layers", "norms", "block", "experts", "transformer"]
+TRANSFORMER = ["layers", "norms", "block", "transformer"]
 PLAIN = {"post_norm": False, "zero_centered": False, "embedding_scale": 1.0, "qk_norm": False}
 PLAIN |= {"multi_token_depth": 0}
 PLAIN |= dict.fromkeys(("window", "attention_cap", "attention_scale", "logit_cap"), None)
@@ -282,6 +282,8 @@ def _describe_blocks(model: Any) -> dict[str, Any]:
         "ROTARY": False,
         "CAUSAL": False,
         "EXPERTS": 0,
+        "TOP_K": 0,
+        "CHOSEN": False,
     }
 
 

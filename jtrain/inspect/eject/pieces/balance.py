@@ -4,9 +4,8 @@
 import jax
 import jax.numpy as jnp
 
-from jtrain.inspect.eject.pieces.block import EXPERTS
+from jtrain.inspect.eject.pieces.block import EXPERTS, TOP_K
 from jtrain.inspect.eject.pieces.chunked_next_token import language_loss
-from jtrain.inspect.eject.pieces.experts import TOP_K
 from jtrain.inspect.eject.pieces.sums import sum_rows
 from jtrain.inspect.eject.pieces.transformer import SCAN
 
