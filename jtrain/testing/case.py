@@ -1,10 +1,14 @@
 """The case under test: a loss with its parameters, batch and optimizer, and what its calls do."""
 
+import contextlib
 import dataclasses
 import functools
 import inspect
+import os
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -14,18 +18,21 @@ import optax
 from jtrain.core.loss import LossOutput, Stateful, normalize_loss
 from jtrain.core.loss_checks import check_weights
 from jtrain.core.placement import Placement, Unplaced
+from jtrain.core.pytree import named_leaves
 from jtrain.core.rows import with_rows
 from jtrain.core.step import StepFn, make_step
 from jtrain.core.types import Batch, Dims, Extra, Key, LossFn, Params, RowsInteract
 from jtrain.errors import CodeError, LossError, UserError
 from jtrain.inspect.debug.single_device import set_up_single_device
 from jtrain.inspect.debug.source import find_raise
-from jtrain.testing.purity import SideEffects
 from jtrain.testing.splits import take_rows
 from jtrain.train.experiment import RunConfig, build_experiment
 
 NOISE_STD = 0.02  # of the noise added to the initial parameters of a config
 INSPECTED_ROWS = 4096  # of a config, whose labels and tokens are inspected
+# Functions whose number differs between processes, or with the number of devices.
+COUNTS = ("device_count", "local_device_count", "process_count", "process_index")
+HOST = [*((jax, name) for name in COUNTS), (os, "getpid")]
 Loss: TypeAlias = LossFn | Stateful
 # A function like `jtrain.make_step`: (loss, optimizer, *, microbatches, rows_interact, psum, ...).
 MakeStep: TypeAlias = Callable[..., StepFn]
@@ -51,6 +58,63 @@ class TracedLoss(NamedTuple):
     """For each input its argument (params 0, extra 1, batch 2, rng 3) and its path in it."""
     returned: LossOutput
     """The output of the loss, with shapes instead of arrays."""
+
+
+@dataclasses.dataclass(eq=False)
+class SideEffects:
+    """Side effects of recorded losses, collected over all their calls."""
+
+    changed: set[str] = dataclasses.field(default_factory=set)
+    """Leaves of arguments that a call replaced, removed or added: `batch['x']`."""
+    drew_from: set[str] = dataclasses.field(default_factory=set)
+    """Generators of the host that a call drew from: `numpy.random`."""
+    asked: set[str] = dataclasses.field(default_factory=set)
+    """Functions of `HOST` that a call asked for a number of its process."""
+    shift: int = 0
+    """Added to these numbers: another process would get others."""
+
+    def record(self, loss: LossFn | Stateful) -> LossFn | Stateful:
+        """Return the loss with each call recorded."""
+        if isinstance(loss, Stateful):
+            return Stateful(self._record(loss.loss, ("params", "extra", "batch")))
+        return self._record(loss, ("params", "batch"))
+
+    def _record(self, fn: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
+        leaves_of = lambda args: {
+            f"{name}[{leaf!r}]": x
+            for name, tree in zip(names, args, strict=False)
+            for leaf, x in (named_leaves(tree).items() if jax.tree.leaves(tree) else ())
+        }
+
+        def call(*args: Any) -> Any:
+            drawn, before = _generators(), leaves_of(args)
+            try:
+                with contextlib.ExitStack() as stack:
+                    for module, name in HOST:
+                        stack.enter_context(self._watch(module, name))
+                    return fn(*args)
+            finally:
+                after = leaves_of(args)
+                names = {**before, **after}
+                self.changed |= {n for n in names if before.get(n) is not after.get(n)}
+                self.drew_from |= {n for n, x in _generators().items() if x != drawn[n]}
+
+        return call
+
+    def _watch(self, module: Any, name: str) -> Any:
+        """Return a context in which calls of a function are noted, and its result is shifted."""
+        function = getattr(module, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            self.asked.add(f"{module.__name__}.{name}()")
+            return function(*args, **options) + self.shift
+
+        return mock.patch.object(module, name, call)
+
+
+def _generators() -> dict[str, Any]:
+    numpy: Any = np.random.get_state(legacy=False)["state"]
+    return {"numpy.random": (numpy["pos"], numpy["key"].tobytes()), "random": random.getstate()}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
