@@ -1,4 +1,4 @@
-"""Compilation of the step beside the first state, and the time of a step."""
+"""Compilation of the step beside the first state, checks of its batches, and the time of a step."""
 
 import dataclasses
 import functools
@@ -8,20 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from jtrain.core.batches import Batches
 from jtrain.core.loop import train_loop
+from jtrain.core.loss import normalize_loss
 from jtrain.core.state import TrainState
 from jtrain.core.step import StepFn
+from jtrain.core.types import Batch
 from jtrain.data import ReadAhead
-from jtrain.data.batches.step_batches import StackedBatches
+from jtrain.data.batches.step_batches import SkipBatches, StackedBatches
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.multihost import broadcast_from_first
+from jtrain.parallel.offload import device_shardings, to_device
 from jtrain.train.call_schedule import CallBatches
-from jtrain.train.check_batch.first_batch import (
-    FirstBatch,
-    check_batches,
-    trace_set_batches,
-    trace_train_batch,
-)
+from jtrain.train.check_batch.first_batch import FirstBatch
 from jtrain.train.experiment import RunConfig
 from jtrain.train.program import Program
 from jtrain.train.resolve import Resolved, resolve
@@ -69,6 +68,66 @@ def _wait_for(state: Future[TrainState]) -> TrainState:
 def _batches_to_check(program: Program, train_batches: Sequence[FirstBatch]) -> list[FirstBatch]:
     batches = [*train_batches, *trace_set_batches(program)]
     return [batch for batch in batches if (batch.suspects, batch.outside) is not None]
+
+
+def trace_train_batch(program: Program, batches: SkipBatches, start: int) -> list[FirstBatch]:
+    """Trace the loss on the training batch of step `start`; none if the check is off.
+
+    Raises:
+        LossError: if one value a row is broadcast against another, pairing all rows.
+    """
+    stage, number = program.at(start), batches.number(start)
+    rows = program.resolved.train(batches.windows, own_rows=False).indices(start)
+    options = {"draws": True, "origin": [] if rows is None else rows.tolist()}
+    first = lambda: batches[start] if number else stage.first.own
+    train = stage.resolved.experiment.train
+    options["microbatches"] = stage.resolved.config.microbatches if train.ragged else 0
+    return _trace(stage, train, first, "the first batch", **options)
+
+
+def trace_set_batches(program: Program) -> list[FirstBatch]:
+    """Trace the loss on the first batch of each evaluation set.
+
+    Raises:
+        LossError: if one value a row is broadcast against another, pairing all rows.
+    """
+    batches = []
+    for name, rows in program.resolved.sets.items():
+        first = lambda rows=rows: program.resolved.own_rows(rows)[0]
+        batches += _trace(program, rows, first, f"the first batch of `{name}`", draws=False)
+    return batches
+
+
+def _trace(
+    program: Program, batches: Batches, first: Callable[[], Batch], what: str, **options: Any
+) -> list[FirstBatch]:
+    if not program.resolved.config.checks.first_batch:
+        return []
+    weights = device_shardings(
+        (program.resolved.abstract_state.params, program.resolved.abstract_state.extra)
+    )
+    terms = normalize_loss(program.loss, ragged=batches.ragged)
+    return [FirstBatch(terms, first(), batches.size, what, weights=weights, **options)]
+
+
+def check_batches(program: Program, batches: Sequence[FirstBatch], state: TrainState) -> None:
+    """Raise if a set with coupled rows is split, a label is out of range, or hidden rows count.
+
+    Every process of the run calls this at the same time.
+
+    Raises:
+        LossError: if coupled rows of a set are in several batches, or hidden rows change a sum.
+        DataError: for a label that the loss counts, with the row, the value and the shape.
+    """
+    for name in program.resolved.sets:
+        program.check_set(name, state)
+    like = program.resolved.abstract_state.params, program.resolved.abstract_state.extra
+    strategy = program.resolved.strategy
+    for batch in batches:
+        weights = to_device((state.params, state.extra), like)
+        batch.check(batch.make_sums(weights, strategy))
+        if batch.microbatches:
+            batch.check_hidden(batch.make_sums(weights, strategy), batch.microbatches)
 
 
 WARMUP, LEAST, MOST = 3, 20, 2000  # calls of the step; between the last two, as fit in SECONDS

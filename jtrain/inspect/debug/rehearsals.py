@@ -28,8 +28,12 @@ from jtrain.inspect.debug.replay import take_calls
 from jtrain.io.disk_errors import disk_advice
 from jtrain.io.formatting import format_bytes, format_number
 from jtrain.train.call_schedule import CallBatches
-from jtrain.train.check_batch.first_batch import check_batches, trace_set_batches, trace_train_batch
-from jtrain.train.compile_step import resolve_with_step_time
+from jtrain.train.compile_step import (
+    check_batches,
+    resolve_with_step_time,
+    trace_set_batches,
+    trace_train_batch,
+)
 from jtrain.train.experiment import RunConfig
 from jtrain.train.program import Program
 from jtrain.train.resolve import Resolved, resolve

@@ -4,7 +4,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -15,14 +15,11 @@ from jtrain.core.loss import LossOutput, Stateful, normalize_loss, sum_output
 from jtrain.core.loss_checks import input_leaves
 from jtrain.core.mean import Mean
 from jtrain.core.rows import with_rows
-from jtrain.core.state import TrainState
 from jtrain.core.types import Batch, Extra, Key, LossFn, Params
-from jtrain.data.batches.step_batches import SkipBatches
 from jtrain.data.sources.source import to_native
 from jtrain.distributed.multihost import all_gather
 from jtrain.errors import DataError
 from jtrain.parallel import Strategy
-from jtrain.parallel.offload import device_shardings, to_device
 from jtrain.train.check_batch.broadcasts import check_broadcasts
 from jtrain.train.check_batch.hidden_rows import check_hidden_rows
 from jtrain.train.check_batch.labels import (
@@ -36,9 +33,6 @@ from jtrain.train.check_batch.labels import (
 from jtrain.train.check_batch.uses import Uses, find_uses
 from jtrain.train.experiment import batch_shapes
 from jtrain.train.runtime import check_jit_enabled
-
-if TYPE_CHECKING:
-    from jtrain.train.program import Program
 
 _log = logging.getLogger(__name__)
 ROWS = ("row", "mask")  # of every batch; a loss may leave them unread
@@ -220,66 +214,6 @@ def check_batch(
     first.check(sums)
     if not mask.all():
         first.check_hidden(sums)
-
-
-def trace_train_batch(program: "Program", batches: SkipBatches, start: int) -> list[FirstBatch]:
-    """Trace the loss on the training batch of step `start`; none if the check is off.
-
-    Raises:
-        LossError: if one value a row is broadcast against another, pairing all rows.
-    """
-    stage, number = program.at(start), batches.number(start)
-    rows = program.resolved.train(batches.windows, own_rows=False).indices(start)
-    options = {"draws": True, "origin": [] if rows is None else rows.tolist()}
-    first = lambda: batches[start] if number else stage.first.own
-    train = stage.resolved.experiment.train
-    options["microbatches"] = stage.resolved.config.microbatches if train.ragged else 0
-    return _trace(stage, train, first, "the first batch", **options)
-
-
-def trace_set_batches(program: "Program") -> list[FirstBatch]:
-    """Trace the loss on the first batch of each evaluation set.
-
-    Raises:
-        LossError: if one value a row is broadcast against another, pairing all rows.
-    """
-    batches = []
-    for name, rows in program.resolved.sets.items():
-        first = lambda rows=rows: program.resolved.own_rows(rows)[0]
-        batches += _trace(program, rows, first, f"the first batch of `{name}`", draws=False)
-    return batches
-
-
-def _trace(
-    program: "Program", batches: Batches, first: Callable[[], Batch], what: str, **options: Any
-) -> list[FirstBatch]:
-    if not program.resolved.config.checks.first_batch:
-        return []
-    weights = device_shardings(
-        (program.resolved.abstract_state.params, program.resolved.abstract_state.extra)
-    )
-    terms = normalize_loss(program.loss, ragged=batches.ragged)
-    return [FirstBatch(terms, first(), batches.size, what, weights=weights, **options)]
-
-
-def check_batches(program: "Program", batches: Sequence[FirstBatch], state: TrainState) -> None:
-    """Raise if a set with coupled rows is split, a label is out of range, or hidden rows count.
-
-    Every process of the run calls this at the same time.
-
-    Raises:
-        LossError: if coupled rows of a set are in several batches, or hidden rows change a sum.
-        DataError: for a label that the loss counts, with the row, the value and the shape.
-    """
-    for name in program.resolved.sets:
-        program.check_set(name, state)
-    like = program.resolved.abstract_state.params, program.resolved.abstract_state.extra
-    strategy = program.resolved.strategy
-    for batch in batches:
-        weights = to_device((state.params, state.extra), like)
-        batch.check(batch.make_sums(weights, strategy))
-        if batch.microbatches:
-            batch.check_hidden(batch.make_sums(weights, strategy), batch.microbatches)
 
 
 def _parts(output: LossOutput) -> tuple[list[Any], list[Any]]:
