@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,15 +21,11 @@ from jtrain.core.interpret import (
 )
 from jtrain.core.loss import Stateful
 from jtrain.core.pytree import named_leaves
-from jtrain.core.types import LossFn, Params
+from jtrain.core.types import LossFn, Params, RowsInteract
 from jtrain.errors import ConfigError
 from jtrain.optim.groups import check_pattern, matches, nearest
 from jtrain.parallel.devices import Device, compute_capability
 from jtrain.train.eight_bit_products import Contraction, fp8_product
-
-if TYPE_CHECKING:
-    from jtrain.train.experiment import Experiment, RunConfig
-
 
 # (activations, weight, dims that are summed) -> the product, free dims of both
 Product: TypeAlias = Callable[[Array, Array, Contraction], Array]
@@ -178,27 +174,27 @@ class _Products(Interpreter[int | None]):
 OLDEST = (8, 9)  # compute capability of Ada; Hopper has 9.0
 
 
-def quantize_experiment(x: "Experiment", config: "RunConfig") -> "Experiment":
-    """Return the experiment with its loss in fp8 where the config says so.
+def quantize(
+    loss: LossFn | Stateful, rows_interact: RowsInteract, precision: Precision, microbatches: int
+) -> tuple[LossFn | Stateful, RowsInteract]:
+    """Return the loss in fp8 if the precision says so, and whether its rows interact then.
 
     Raises:
         ConfigError: if whole arrays are scaled and the batch is cut into microbatches.
     """
-    precision = config.precision
     if not isinstance(precision, FP8):
-        return x
+        return loss, rows_interact
     by_tensor = precision.scaling == "tensor"
-    if by_tensor and config.microbatches > 1:
+    if by_tensor and microbatches > 1:
         raise ConfigError(
             f"precision.scaling=tensor scales all rows of a product by the largest number among "
-            f"them, so {config.microbatches} microbatches would take other steps than one batch. "
+            f"them, so {microbatches} microbatches would take other steps than one batch. "
             f"Set precision.scaling=rows, or microbatches=1."
         )
     product: Any = lambda x, w, dims: fp8_product(x, w, dims, precision.scaling)
     patterns = {"products": precision.products, "exclude": precision.exclude}
-    loss = quantize_loss(x.loss, product, **patterns)
-    rows_interact = "batch" if by_tensor and x.rows_interact == "never" else x.rows_interact
-    return dataclasses.replace(x, loss=loss, rows_interact=rows_interact)
+    loss = quantize_loss(loss, product, **patterns)
+    return loss, "batch" if by_tensor and rows_interact == "never" else rows_interact
 
 
 def check_hardware(precision: Precision, devices: Sequence[Device]) -> None:

@@ -42,7 +42,7 @@ from jtrain.optim.recipe import OptimizerConfig
 from jtrain.optim.transformations import differentiate_only
 from jtrain.parallel import Mirrored, Parallel
 from jtrain.train import fit_data
-from jtrain.train.eight_bits import quantize_experiment
+from jtrain.train.eight_bits import quantize
 from jtrain.train.fit_arguments import build_loss, build_start
 from jtrain.train.fit_data import build_evaluation_sets, build_train_batches, split_validation
 from jtrain.train.stages import stage_problems
@@ -283,11 +283,11 @@ def build_experiment(config: RunConfig, place: Placement) -> Experiment:
     experiment = _with_parts(experiment, config)
     if config.lora.rank:
         experiment = with_lora(experiment, config.lora)
-    optimizer = experiment.optimizer
+    loss, optimizer = experiment.loss, experiment.optimizer
     if isinstance(optimizer, OptimizerConfig) and optimizer.freezes:
-        loss = differentiate_only(experiment.loss, optimizer.trained)
-        experiment = dataclasses.replace(experiment, loss=loss)
-    return quantize_experiment(experiment, config)
+        loss = differentiate_only(loss, optimizer.trained)
+    loss, rows = quantize(loss, experiment.rows_interact, config.precision, config.microbatches)
+    return dataclasses.replace(experiment, loss=loss, rows_interact=rows)
 
 
 def _predict_of_module(predict: Callable[..., Any], module: Any) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from jtrain.config.durations import SECONDS, Duration, DurationUnits, convert_pa
 from jtrain.config.node import SourceLocation, make_nodes
 from jtrain.config.resolve import check, resolve_kinds
 from jtrain.config.schema import FieldSchema
-from jtrain.config.top import Stage
+from jtrain.config.top import BaseConfig, Stage
 from jtrain.core import pytree
 from jtrain.core.state import TrainState
 from jtrain.core.step import StepFn
@@ -30,10 +30,7 @@ from jtrain.data.batches.step_batches import SkipBatches, Window
 from jtrain.errors import ConfigError
 from jtrain.optim.schedules import LearningRate
 
-if TYPE_CHECKING:
-    from jtrain.train.experiment import RunConfig
-
-C = TypeVar("C", bound="RunConfig")
+C = TypeVar("C", bound=BaseConfig)
 
 
 def stage_config(config: C, number: int) -> C:
@@ -58,7 +55,7 @@ def stage_config(config: C, number: int) -> C:
     return made
 
 
-def stage_problems(config: "RunConfig", run: Collection[str]) -> Iterator[tuple[str, str]]:
+def stage_problems(config: BaseConfig, run: Collection[str]) -> Iterator[tuple[str, str]]:
     """Yield the keys of stages whose values conflict, with the conflict.
 
     Args:
