@@ -20,7 +20,7 @@ from jtrain.models.layers.low_rank import add_product, as_dense
 from jtrain.models.pretrained.families import family_name, family_of
 from jtrain.models.pretrained.folder import is_adapter
 from jtrain.models.pretrained.peft import TENSORS, write_terms
-from jtrain.models.pretrained.source import read_hf_config
+from jtrain.models.pretrained.values import read_hf_config
 from jtrain.models.pretrained.write import check_empty
 
 _FORMAT = "jtrain adapter 1"

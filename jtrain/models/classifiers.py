@@ -15,7 +15,8 @@ from jtrain.errors import ConfigError
 from jtrain.models.encoder import EncoderBlocks
 from jtrain.models.experts import Activation
 from jtrain.models.images import Pixels
-from jtrain.models.presets import Published, build_network, check_heads, nearest_divisor
+from jtrain.models.presets import EFFICIENTNET_LITE_PRESETS, check_heads, nearest_divisor
+from jtrain.models.published import Published, build_network
 
 Size = Annotated[int, Field(gt=0)]
 Stages = tuple[Size, Size, Size, Size, Size, Size, Size]
@@ -235,26 +236,7 @@ class EfficientNetLite(BatchNormClassifier):
     github.com/tensorflow/tpu, models/official/efficientnet/lite.
     """
 
-    # The published variants, with the images of timm's `tf_efficientnet_lite0` and the others.
-    presets: ClassVar[Mapping[str, Any]] = {
-        f"lite{i}": {
-            "image": (side, side, 3),
-            "classes": 1000,
-            "stem": 32,
-            "widths": widths,
-            "blocks": blocks,
-            "features": 1280,
-        }
-        for i, (side, widths, blocks) in enumerate(
-            (
-                (224, (16, 24, 40, 80, 112, 192, 320), (1, 2, 2, 3, 3, 4, 1)),
-                (240, (16, 24, 40, 80, 112, 192, 320), (1, 3, 3, 4, 4, 5, 1)),
-                (260, (16, 24, 48, 88, 120, 208, 352), (1, 3, 3, 4, 4, 5, 1)),
-                (300, (24, 32, 48, 96, 136, 232, 384), (1, 3, 3, 5, 5, 6, 1)),
-                (380, (24, 32, 56, 112, 160, 272, 448), (1, 4, 4, 6, 6, 8, 1)),
-            )
-        )
-    }
+    presets: ClassVar[Mapping[str, Any]] = EFFICIENTNET_LITE_PRESETS
 
     kind: Literal["efficientnet_lite"] = "efficientnet_lite"
     network = "classifiers:EfficientNetLiteModule"

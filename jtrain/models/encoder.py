@@ -7,7 +7,8 @@ from pydantic import Field, model_validator
 from jtrain.config.configclass import configclass
 from jtrain.core.model import Model
 from jtrain.core.placement import Placement, Unplaced
-from jtrain.models.presets import Published, build_network, check_heads
+from jtrain.models.presets import check_heads
+from jtrain.models.published import Published, build_network
 
 
 class EncoderBlocks:

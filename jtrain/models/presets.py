@@ -1,18 +1,9 @@
-"""Published models: presets of their values, and config classes that take values of one."""
+"""Values of published models by the names of presets, and the divisors of a width."""
 
-import importlib
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from pydantic import Field, model_validator
-from pydantic_core import ArgsKwargs
-
-from jtrain.config.configclass import configclass
-from jtrain.config.schema import key_of
-from jtrain.core.model import Model
-from jtrain.core.placement import Placement
 from jtrain.errors import ConfigError
-from jtrain.errors.spelling import did_you_mean
 
 LanguagePreset: TypeAlias = Literal[
     "none", "gpt2", "gpt2-medium", "llama2-7b", "llama3-8b", "smollm2-135m", "mixtral-8x7b"
@@ -78,103 +69,26 @@ LANGUAGE_PRESETS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-@configclass
-class Published:
-    """Base of a config class with values of a published model: its `preset`, or a folder (`from`).
-
-    Values given beside these win.
-    """
-
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    dials: ClassVar[tuple[str, ...]] = ()
-    """Keys that imply others, unless the first of them is 0."""
-    kind: str = ""
-    pretrained: str = Field(default="", validation_alias="from")
-    """A folder as Hugging Face lays it out, `org/name@revision` on its Hub, or a GGUF file of a
-    decoder: a new run takes its weights, and its values where none are given beside it. In Python:
-    pretrained=PATH. Empty: none."""
-
-    @classmethod
-    def read_values(cls, path: str) -> Mapping[str, Any]:
-        """Return the values of a published model; see `jtrain.models.pretrained`.
-
-        Raises:
-            CheckpointError: if the path has no model of this kind.
-        """
-        from jtrain.models.pretrained.source import read_values
-
-        return read_values(path, cls.kind)
-
-    @classmethod
-    def implied(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the values that those given imply by `dials`."""
-        del values
-        return {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _add_published(cls, given: Any) -> Any:
-        called = isinstance(given, ArgsKwargs)
-        values = given.kwargs or {} if called else given
-        if not isinstance(values, Mapping):
-            return given
-        values = cls._with_pretrained(values)
-        values = {**cls.implied(values), **values}
-        if cls.presets:
-            values = _with_preset(values, cls.presets, called=called)
-        return ArgsKwargs(given.args, dict(values)) if called else values
-
-    @classmethod
-    def _with_pretrained(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the values over those of the model that they name.
-
-        Where all values are given nothing is read, so a stored config outlives the folder.
-
-        Raises:
-            CheckpointError: if the path has no model of this class.
-        """
-        path = values.get("from") or values.get("pretrained")
-        names: Mapping[str, Any] = getattr(cls, "__pydantic_fields__")  # noqa: B009
-        missing = {name for name in names if name not in values and key_of(cls, name) not in values}
-        if not isinstance(path, str) or not path or not missing:
-            return values
-        found = cls.read_values(path)
-        merged = {**found, **values}
-        for key, theirs in found.items():  # one value of several beside the others of the folder
-            nested = isinstance(theirs, dict) and "kind" not in theirs
-            if nested and isinstance(merged[key], Mapping):
-                merged[key] = {**theirs, **merged[key]}
-        return merged
-
-
-def _with_preset(
-    values: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]], *, called: bool
-) -> Mapping[str, Any]:
-    """Return the values over those of the preset that they name.
-
-    An unknown name in a config file is left to the check of its field, which knows the key and the
-    source.
-
-    Raises:
-        ConfigError: with the nearest name, if a call names a preset that does not exist.
-    """
-    values = _with_tuples(values)  # JSON has only lists, and the check of a tuple field is strict
-    name = values.get("preset", "none")
-    if called and isinstance(name, str) and name not in {"none", *presets}:
-        hint = did_you_mean(name.lower(), presets)
-        raise ConfigError(f"there is no preset {name!r}, only {', '.join(presets)}{hint or '.'}")
-    return {**(presets.get(name, {}) if isinstance(name, str) else {}), **values}
-
-
-def _with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with tuples for lists, those of the configs in it too."""
-
-    def change(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return _with_tuples(value)
-        return tuple(value) if isinstance(value, list) else value
-
-    return {key: change(value) for key, value in values.items()}
+# The published variants, with the images of timm's `tf_efficientnet_lite0` and the others.
+EFFICIENTNET_LITE_PRESETS: Mapping[str, Mapping[str, Any]] = {
+    f"lite{i}": {
+        "image": (side, side, 3),
+        "classes": 1000,
+        "stem": 32,
+        "widths": widths,
+        "blocks": blocks,
+        "features": 1280,
+    }
+    for i, (side, widths, blocks) in enumerate(
+        (
+            (224, (16, 24, 40, 80, 112, 192, 320), (1, 2, 2, 3, 3, 4, 1)),
+            (240, (16, 24, 40, 80, 112, 192, 320), (1, 3, 3, 4, 4, 5, 1)),
+            (260, (16, 24, 48, 88, 120, 208, 352), (1, 3, 3, 4, 4, 5, 1)),
+            (300, (24, 32, 48, 96, 136, 232, 384), (1, 3, 3, 5, 5, 6, 1)),
+            (380, (24, 32, 56, 112, 160, 272, 448), (1, 4, 4, 6, 6, 8, 1)),
+        )
+    )
+}
 
 
 def check_heads(width: int, heads: int) -> None:
@@ -188,12 +102,3 @@ def nearest_divisor(number: int, wanted: int) -> int:
     """Return the divisor of a number that is nearest to `wanted`."""
     divisors = (n for n in range(1, number + 1) if number % n == 0)
     return min(divisors, key=lambda n: abs(n - wanted))
-
-
-def build_network(config: Any, placement: Placement) -> Model:
-    """Build the flax module that `network` of a config names, as two functions."""
-    from jtrain.models.adapters.nnx import from_nnx  # flax: 0.6 s, only where a model is built
-
-    file, name = config.network.split(":")
-    module = importlib.import_module(f"jtrain.models.networks.{file}")
-    return from_nnx(lambda rngs: getattr(module, name)(config, placement, rngs))

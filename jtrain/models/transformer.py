@@ -22,11 +22,10 @@ from jtrain.models.experts import Activation, Experts, NoExperts
 from jtrain.models.presets import (
     LANGUAGE_PRESETS,
     LanguagePreset,
-    Published,
-    build_network,
     check_heads,
     nearest_divisor,
 )
+from jtrain.models.published import Published, build_network
 
 _log = logging.getLogger(__name__)
 BIAS = "expert_bias"  # in `extra`, l e

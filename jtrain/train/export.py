@@ -25,8 +25,9 @@ from jtrain.io.hub import is_hub_name, local_folder
 from jtrain.io.safetensors import write_safetensors
 from jtrain.models.layers.low_rank import LowRank, Quantized
 from jtrain.models.pretrained.families import family_name, family_of
-from jtrain.models.pretrained.source import is_pretrained, read_hf_config
+from jtrain.models.pretrained.source import is_pretrained
 from jtrain.models.pretrained.tensors_table import model_shapes
+from jtrain.models.pretrained.values import read_hf_config
 from jtrain.models.pretrained.write import Export, check_empty, without_class_names, write_folder
 from jtrain.models.transformer import Transformer
 from jtrain.train.loaded_run import LoadedRun, load

@@ -16,7 +16,7 @@ from jtrain.core.state import TrainState
 from jtrain.distributed.accelerators import unused_accelerators
 from jtrain.distributed.cpu_threads import count_cpu_devices, describe_small_pool
 from jtrain.io.formatting import format_bytes, format_seconds
-from jtrain.models.pretrained.source import describe_source
+from jtrain.models.pretrained.values import describe_source
 from jtrain.parallel.devices import parse_devices
 from jtrain.parallel.offload import device_shardings
 from jtrain.train.call_schedule import CallSchedule

@@ -12,6 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int, Shaped
 
 from jtrain.core.placement import Placement
+from jtrain.core.pytree import at_least_f32
 from jtrain.models.attention.rotary import RotaryAngles, rotate
 from jtrain.models.classifiers import ViT
 from jtrain.models.encoder import Encoder
@@ -19,7 +20,7 @@ from jtrain.models.experts import NoExperts
 from jtrain.models.layers.dropout import KeySequence, drop
 from jtrain.models.layers.feed_forward import GATED, MixtureOfExperts, activate
 from jtrain.models.layers.linear import Linear
-from jtrain.models.layers.norms import Norm
+from jtrain.models.layers.norms import layer_norm, rms_norm
 from jtrain.models.transformer import Transformer
 from jtrain.parallel.explicit import reshard_like
 
@@ -36,6 +37,40 @@ class BlockOutput(NamedTuple):
     x: Array  # b t d
     cache: Any  # as `attend` returns it
     router_logits: Array | None  # b t e; None without experts
+
+
+class Norm(nnx.Module):
+    """LayerNorm with its scale and bias, or RMSNorm with its scale.
+
+    If it is `zero_centered`, it multiplies by 1 + scale, in at least float32.
+
+    Args:
+        width: the dim that is normalised; 0: that between blocks.
+    """
+
+    def __init__(self, config: Transformer | ViT | Encoder, width: int = 0):
+        width = width or config.width
+        self.kind, self.epsilon, self.zero_centered = (
+            config.norm,
+            config.epsilon,
+            config.zero_centered,
+        )
+        # The dim has no mesh axis; its name is there so that a stack of layers can be recognised.
+        no_name: Any = {"dims": (None,)}
+        scale = jnp.zeros(width) if self.zero_centered else jnp.ones(width)
+        self.scale = nnx.Param(scale, **no_name)
+        biased = config.bias and self.kind == "layer"
+        self.bias = nnx.Param(jnp.zeros(width), **no_name) if biased else None
+
+    def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
+        """Normalise `x` over its last dim."""
+        scale, bias = self.scale[...], None if self.bias is None else self.bias[...]
+        if self.zero_centered:  # 1 + a small bfloat16 would round the scale away
+            scale, bias = 1 + at_least_f32(scale), None if bias is None else at_least_f32(bias)
+        wide = at_least_f32(x) if self.zero_centered else x
+        if self.kind == "rms":
+            return rms_norm(wide, scale, epsilon=self.epsilon).astype(x.dtype)
+        return layer_norm(wide, scale, bias, epsilon=self.epsilon).astype(x.dtype)
 
 
 class TransformerBlock(nnx.Module):

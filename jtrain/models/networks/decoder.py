@@ -23,8 +23,7 @@ from jtrain.models.experts import NoExperts
 from jtrain.models.layers.block_stack import stack_modules, through
 from jtrain.models.layers.dropout import KeySequence, drawn_from, drop
 from jtrain.models.layers.linear import Linear, add_positions, look_up, take_rows
-from jtrain.models.layers.norms import Norm
-from jtrain.models.networks.block import STD, Keys, Segments, TransformerBlock
+from jtrain.models.networks.block import STD, Keys, Norm, Segments, TransformerBlock
 from jtrain.models.transformer import Transformer
 from jtrain.parallel.explicit import gathered, is_explicit, keeps_split, product
 

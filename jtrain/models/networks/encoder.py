@@ -18,8 +18,7 @@ from jtrain.models.encoder import Encoder
 from jtrain.models.images import as_images
 from jtrain.models.layers.dropout import drawn_from, drop
 from jtrain.models.layers.linear import Linear, add_positions, look_up
-from jtrain.models.layers.norms import Norm
-from jtrain.models.networks.block import STD, Keys, Segments, TransformerBlock
+from jtrain.models.networks.block import STD, Keys, Norm, Segments, TransformerBlock
 from jtrain.parallel.explicit import gathered, keeps_split
 
 

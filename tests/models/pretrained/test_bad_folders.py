@@ -17,7 +17,7 @@ from plain_environ import run_python
 
 from jtrain.errors import CheckpointError
 from jtrain.models.pretrained.families import FAMILIES, build_model, family_name
-from jtrain.models.pretrained.source import PretrainedWeights
+from jtrain.models.pretrained.source import CLASSES, PretrainedWeights
 from jtrain.models.pretrained.tensors_table import put_slices, release_host_memory
 from jtrain.models.transformer import Transformer
 
@@ -99,7 +99,8 @@ def config(name: str) -> dict[str, Any]:
 def build(name: str, changes: dict[str, Any], *without: str) -> Any:
     """Return our config for a golden's config.json with some entries changed or left out."""
     hf = {key: x for key, x in config(name).items() if key not in without} | changes
-    return build_model(FAMILIES[family_name(hf)], hf)
+    family = FAMILIES[family_name(hf)]
+    return build_model(CLASSES[family.kind], family, hf)
 
 
 LINEAR = {"rope_type": "linear", "factor": 2.0}

@@ -16,12 +16,14 @@ from cases import by_name
 from comparison import assert_close, bitwise
 from safetensors.numpy import load_file
 
+from jtrain.config.configclass import configclass
 from jtrain.core.pytree import named_leaves
 from jtrain.errors import CheckpointError
 from jtrain.models.classifiers import MLP
 from jtrain.models.encoder import Encoder
 from jtrain.models.pretrained.families import FAMILIES, family_name, family_of
-from jtrain.models.pretrained.source import PretrainedWeights, describe_source
+from jtrain.models.pretrained.source import PretrainedWeights
+from jtrain.models.pretrained.values import describe_source
 from jtrain.models.pretrained.write import write_folder
 from jtrain.models.transformer import Transformer
 
@@ -63,6 +65,16 @@ def tied_with_a_head(name: str, folder: Path, head: str = "lm_head.weight") -> P
     embedding = next(n for n in golden["tensors"] if n.endswith(ends))
     drawn = published.draw(head or embedding, tuple(golden["tensors"][embedding]))
     return published.write_model(folder, golden, **{"lm_head.weight": drawn})
+
+
+def test_defaults_of_a_subclass_are_not_those_of_a_published_model(tmp_path):
+    @configclass
+    class Capped(Transformer):
+        attention_cap: float | None = 30.0
+
+    folder = published.write_model(tmp_path, published.golden("llama31"))
+    assert Capped().attention_cap == 30
+    assert Capped(pretrained=str(folder)).attention_cap is None
 
 
 @pytest.mark.thorough

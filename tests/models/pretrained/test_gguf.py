@@ -10,7 +10,7 @@ import pytest
 from jtrain.errors import CheckpointError
 from jtrain.models.pretrained.families import FAMILIES, build_model, find_family
 from jtrain.models.pretrained.gguf import Dequantised, _config, read_gguf
-from jtrain.models.pretrained.source import PretrainedWeights, vocabulary_of
+from jtrain.models.pretrained.source import CLASSES, PretrainedWeights, vocabulary_of
 
 gguf = pytest.importorskip("gguf")
 
@@ -153,7 +153,8 @@ def build(kind: str, keys: dict[str, Any], divisors: list[float] | None = None) 
     raw = {} if divisors is None else {"rope_freqs.weight": np.array(divisors, np.float32)}
     raw = {name: Dequantised(x.shape, lambda x=x: x) for name, x in raw.items()}
     hf = _config(PATH, {name: x for name, x in metadata.items() if x is not ...}, raw)
-    return build_model(find_family(hf, f"{PATH}"), hf)
+    family = find_family(hf, f"{PATH}")
+    return build_model(CLASSES[family.kind], family, hf)
 
 
 @pytest.mark.parametrize(

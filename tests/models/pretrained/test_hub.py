@@ -20,7 +20,8 @@ from jtrain.cli import main
 from jtrain.errors import CheckpointError
 from jtrain.io import hub
 from jtrain.io.hub import local_folder, pin_commits, push_folder, resolved_commits
-from jtrain.models.pretrained.source import PretrainedWeights, read_hf_config
+from jtrain.models.pretrained.source import PretrainedWeights
+from jtrain.models.pretrained.values import read_hf_config
 from jtrain.models.transformer import Transformer
 
 

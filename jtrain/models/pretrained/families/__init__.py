@@ -9,8 +9,6 @@ from pydantic import ValidationError
 from jtrain.config.dump import flatten, plain_values
 from jtrain.errors import CheckpointError
 from jtrain.errors.spelling import did_you_mean
-from jtrain.models.classifiers import EfficientNetLite, ResNet, ViT
-from jtrain.models.encoder import Encoder
 from jtrain.models.images import Pixels
 from jtrain.models.pretrained.families.convolutional import EFFICIENTNET_LITE, RESNET, TIMM_RESNET
 from jtrain.models.pretrained.families.entries import EXPLICIT
@@ -26,7 +24,6 @@ from jtrain.models.pretrained.families.llama import (
 )
 from jtrain.models.pretrained.families.text import BERT, GPT2
 from jtrain.models.pretrained.family import Family, HFConfig, Values
-from jtrain.models.transformer import Transformer
 
 FAMILIES: Mapping[str, Family] = {
     family.name: family
@@ -39,15 +36,6 @@ ARCHITECTURES: Mapping[str, Family] = {
     name: family for family in FAMILIES.values() for name in sorted(family.timm)
 }
 """Families by the name of an architecture of timm."""
-
-CLASSES: Mapping[str, Any] = {
-    "transformer": Transformer,
-    "encoder": Encoder,
-    "vit": ViT,
-    "resnet": ResNet,
-    "efficientnet_lite": EfficientNetLite,
-}
-"""Classes of our configs by their kind."""
 
 # Fields that change how a model is computed or trained, and not which function it is.
 FREE = {"preset", "from", "dropout", "attention", "scan", "remat", "saved", "statistics", "quiet"}
@@ -133,21 +121,21 @@ def _differences(family: Family, model: Any) -> list[tuple[str, Any, Any]]:
     return [(k, before.get(k), after.get(k)) for k in keys if before.get(k) != after.get(k)]
 
 
-def model_values(family: Family, hf: HFConfig) -> Values:
-    """Return all fields that make the function, for a config.json, `kind` and no preset included.
+def model_values(model: Any) -> Values:
+    """Return all fields of a config that make the function, `kind` and no preset included.
 
-    Fields that only change how it is computed or trained are left as they are.
+    Fields that only change how it is computed or trained are left out.
     """
-    known = plain_values(build_model(family, hf))
+    known = plain_values(model)
     fields = {key: value for key, value in known.items() if key not in FREE}
     return fields | ({"preset": "none"} if "preset" in known else {})
 
 
-def build_model(family: Family, hf: HFConfig) -> Any:
-    """Return our config for a config.json; raise CheckpointError if it contradicts itself."""
+def build_model(cls: Any, family: Family, hf: HFConfig) -> Any:
+    """Return our config of a class; raise CheckpointError if the config.json contradicts itself."""
     values = family.read(hf)
     try:
-        return CLASSES[family.kind](**values)
+        return cls(**values)
     except ValidationError as error:
         words = "; ".join(": ".join([*map(str, x["loc"]), x["msg"]]) for x in error.errors())
         raise CheckpointError(

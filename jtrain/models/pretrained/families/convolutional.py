@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jtrain.errors import CheckpointError
-from jtrain.models.classifiers import EfficientNetLite
+from jtrain.models.presets import EFFICIENTNET_LITE_PRESETS
 from jtrain.models.pretrained.families.entries import COMMON, get
 from jtrain.models.pretrained.families.images import (
     COUNTERS,
@@ -158,7 +158,7 @@ TIMM_LITES = {
     f"{_BEGINNING}{name}": {
         key: value for key, value in preset.items() if key not in {"classes", "image"}
     }
-    for name, preset in EfficientNetLite.presets.items()
+    for name, preset in EFFICIENTNET_LITE_PRESETS.items()
 }
 # Layers of a block: ours, and their ends in timm with an expansion and without one.
 _LAYERS = (
@@ -183,7 +183,7 @@ _OTHER_OUTSIDE = {
 
 def _lite_values(hf: HFConfig) -> Values:
     name = hf["architecture"]
-    image = EfficientNetLite.presets[name.removeprefix(_BEGINNING)]["image"]
+    image = EFFICIENTNET_LITE_PRESETS[name.removeprefix(_BEGINNING)]["image"]
     return timm_values(hf, {**TIMM_LITES[name], "image": image})
 
 
