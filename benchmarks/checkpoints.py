@@ -27,7 +27,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 from pairs import machine, ratio, take_turns
 
-from jtrain.checkpoint import CheckpointManager, fingerprint, layout, seal
+from jtrain.checkpoint import CheckpointManager, layout, seal
+from jtrain.parallel import fingerprint
 
 LEAVES = 8
 WAITS, SEALED = "save: training waits", "save: until it is sealed"

@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 from chaos.laid import AGAIN, RUN, SEEN, STEPS
 from chaos.trial import Trial
-from jtrain.checkpoint import fingerprint
 from jtrain.checkpoint.inspect import read_arrays
 from jtrain.checkpoint.layout import read_record
 from jtrain.errors import CheckpointError
+from jtrain.parallel import fingerprint
 from jtrain.train.hooks import step_record
 
 CLOSE = 1e-5  # relative to the loss on one device

@@ -12,7 +12,6 @@ import jax
 
 from jtrain.checkpoint import (
     exit_barrier,
-    fingerprint,
     layout,
     leaf_table,
     retention,
@@ -35,6 +34,7 @@ from jtrain.core.types import Leaf, Tree
 from jtrain.distributed.multihost import all_gather
 from jtrain.errors import CheckpointError, DamagedError, UnreachableError
 from jtrain.io.disk_errors import attempt
+from jtrain.parallel import fingerprint
 
 
 class SetAsideError(DamagedError):

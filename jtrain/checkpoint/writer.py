@@ -2,26 +2,26 @@
 
 import contextlib
 import errno
+import hashlib
+import json
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from jtrain.checkpoint import (
-    exit_barrier,
-    fingerprint,
-    layout,
-    retention,
-    seal,
-    storage,
-)
+from jtrain.checkpoint import exit_barrier, layout, retention, seal, storage
 from jtrain.checkpoint.save_errors import TakenError, announce_error, unsealed_error, write_error
 from jtrain.core.types import Leaf
 from jtrain.errors import CheckpointError, DeviceError, UnreachableError
 from jtrain.io.log import LOG
+from jtrain.io.regular_files import read_json
+from jtrain.parallel import fingerprint
+from jtrain.parallel.fingerprint import ReplicaPrints
+
+_COPIES = "copies-"
 
 
 class CheckpointWriter:
@@ -92,7 +92,7 @@ class CheckpointWriter:
                 writer.barrier(f"{step} written")
                 path = layout.saving_path(self._directory, step)
                 storage.seal_own_folder(path / layout.STATE, step)
-                fingerprint.write_prints(path, replicas)
+                _write_prints(path, replicas)
                 writer.barrier(f"{step} copies")
             try:
                 if folder is not None:
@@ -142,11 +142,11 @@ class CheckpointWriter:
         opened: int,
         step: int,
         record: dict[str, Any],
-        replicas: fingerprint.ReplicaPrints,
+        replicas: ReplicaPrints,
     ) -> None:
         """Seal and commit what was written, unless devices disagree or the folder was moved."""
         if jax.process_count() > 1:
-            replicas = fingerprint.read_all_prints(folder, replicas)
+            replicas = _read_all_prints(folder, replicas)
         record["fingerprints"] = fingerprint.check_replicas(replicas, step)
         if not os.path.samestat(os.fstat(opened), os.stat(folder)):
             # Moved, and created again: Orbax creates the parents of each file that it writes.
@@ -187,6 +187,46 @@ class CheckpointWriter:
         if line not in self._logged:
             self._logged.add(line)
             LOG.warning(line)
+
+
+def _write_prints(folder: Path, found: ReplicaPrints) -> None:
+    """Write the fingerprints of this process for the first one, their digest in the file's name."""
+    (folder / f"{_COPIES}{_digest(found)}.{jax.process_index()}").write_text(json.dumps(found))
+
+
+def _read_all_prints(folder: Path, own: ReplicaPrints) -> ReplicaPrints:
+    """Return the fingerprints of all processes, and remove their files.
+
+    Files with the same digest as that of this process, `own`, are not read.
+
+    Raises:
+        FileNotFoundError: if a file is missing: the file system does not show it here yet.
+    """
+    files = list(folder.glob(f"{_COPIES}*"))
+    if len(files) != jax.process_count():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{folder / _COPIES}*")
+    if all(file.stem == f"{_COPIES}{_digest(own)}" for file in files):
+        found = own
+    else:
+        found = _merge(read_json(file, inside=folder) for file in files)
+    for file in files:
+        file.unlink()
+    return found
+
+
+def _digest(found: ReplicaPrints) -> str:
+    text = json.dumps({name: sorted(prints) for name, prints in sorted(found.items())})
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _merge(tables: Iterable[ReplicaPrints]) -> ReplicaPrints:
+    found: ReplicaPrints = {}
+    for table in tables:
+        for name, prints in table.items():
+            merged = found.setdefault(name, {})
+            for print_, devices in prints.items():
+                merged.setdefault(print_, []).extend(devices)
+    return found
 
 
 def make_room(directory: Path, best: int | None, keep_every: int) -> list[int]:

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from jtrain.checkpoint import fingerprint
 from jtrain.config.dump import to_plain
 from jtrain.core import pytree
 from jtrain.core.types import Extra, Leaf, Params
@@ -22,6 +21,7 @@ from jtrain.models.pretrained.folder import is_adapter
 from jtrain.models.pretrained.peft import TENSORS, write_terms
 from jtrain.models.pretrained.values import read_hf_config
 from jtrain.models.pretrained.write import check_empty
+from jtrain.parallel import fingerprint
 
 _FORMAT = "jtrain adapter 1"
 

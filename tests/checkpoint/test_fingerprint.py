@@ -12,8 +12,9 @@ from checkpoint_states import like, same_bits
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jtrain.checkpoint import CheckpointManager, fingerprint, layout, seal
+from jtrain.checkpoint import CheckpointManager, layout, seal
 from jtrain.errors import CheckpointError, DamagedError, DeviceError
+from jtrain.parallel import fingerprint
 
 
 def of(leaf) -> str:

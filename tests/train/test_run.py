@@ -271,7 +271,7 @@ def test_a_checkpoint_that_cannot_be_written_is_tried_again_and_ends_the_run(mon
 def test_a_checkpoint_whose_leaves_are_not_what_was_saved_gives_way_in_the_same_start(
     monkeypatch, unbroken
 ):
-    from jtrain.checkpoint import fingerprint
+    from jtrain.parallel import fingerprint
 
     trained(CONFIG, hooks=[At(7, lambda: os.kill(os.getpid(), signal.SIGTERM))])
     plain, read = fingerprint.read, []

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrain.checkpoint import CheckpointManager, fingerprint, inspect, layout, leaf_table
+from jtrain.checkpoint import CheckpointManager, inspect, layout, leaf_table
 from jtrain.config.dump import ABSENT, diff_configs, to_plain
 from jtrain.config.schema import format_value
 from jtrain.core.state import TrainState
@@ -19,6 +19,7 @@ from jtrain.data.batches.fingerprint import digest_batch
 from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import ConfigError, DamagedError
 from jtrain.inspect.debug.compare import diff_environments
+from jtrain.parallel import fingerprint
 from jtrain.train.call_schedule import CallBatches, split_steps
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.step_record import NUMBERS, StepRecord, read_step_records

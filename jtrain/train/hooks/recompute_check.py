@@ -12,10 +12,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jtrain.checkpoint import fingerprint, leaf_table
-from jtrain.checkpoint.fingerprint import PendingSums
+from jtrain.checkpoint import leaf_table
 from jtrain.core.types import Metrics
 from jtrain.errors import DeviceError
+from jtrain.parallel import fingerprint
+from jtrain.parallel.fingerprint import PendingSums
 
 NAMED = 3  # leaves that an error names
 

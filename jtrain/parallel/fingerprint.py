@@ -15,12 +15,7 @@ The mixing is the finalizer of MurmurHash3, Austin Appleby, https://github.com/a
 """
 
 import collections
-import errno
-import hashlib
-import json
-import os
-from collections.abc import Hashable, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Hashable, Mapping
 from typing import Any, TypeAlias
 
 import jax
@@ -29,7 +24,6 @@ import numpy as np
 
 from jtrain.core.types import Leaf
 from jtrain.errors import DeviceError
-from jtrain.io.regular_files import read_json
 
 PendingSums: TypeAlias = list[tuple[tuple[str, ...], Any]]  # names, and their sums (names, 2)
 
@@ -140,7 +134,6 @@ def _mix(words: Any, positions: Any) -> tuple[Any, Any]:
 
 ReplicaPrints: TypeAlias = dict[str, dict[str, list[str]]]  # leaf -> fingerprint -> devices
 NAMED = 3  # leaves in an error message
-_COPIES = "copies-"
 
 
 def local_prints(pending: PendingSums) -> ReplicaPrints:
@@ -156,36 +149,6 @@ def local_prints(pending: PendingSums) -> ReplicaPrints:
         for name, pair in zip(names, sums, strict=True):
             found.setdefault(name, {}).setdefault(format_sums(*pair), []).append(device)
     return found
-
-
-def write_prints(folder: Path, found: ReplicaPrints) -> None:
-    """Write the fingerprints of this process for the first one, their digest in the file's name."""
-    (folder / f"{_COPIES}{_digest(found)}.{jax.process_index()}").write_text(json.dumps(found))
-
-
-def read_all_prints(folder: Path, own: ReplicaPrints) -> ReplicaPrints:
-    """Return the fingerprints of all processes, and remove their files.
-
-    Files with the same digest as that of this process, `own`, are not read.
-
-    Raises:
-        FileNotFoundError: if a file is missing: the file system does not show it here yet.
-    """
-    files = list(folder.glob(f"{_COPIES}*"))
-    if len(files) != jax.process_count():
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{folder / _COPIES}*")
-    if all(file.stem == f"{_COPIES}{_digest(own)}" for file in files):
-        found = own
-    else:
-        found = _merge(read_json(file, inside=folder) for file in files)
-    for file in files:
-        file.unlink()
-    return found
-
-
-def _digest(found: ReplicaPrints) -> str:
-    text = json.dumps({name: sorted(prints) for name, prints in sorted(found.items())})
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def check_replicas(found: ReplicaPrints, step: int) -> dict[str, str]:
@@ -227,13 +190,3 @@ def _replicas(sums: Any) -> list[tuple[str, Any]]:
         return [(f"the host of process {jax.process_index()}", sums)]
     name = lambda device: f"{device.platform}:{device.id} of process {device.process_index}"
     return [(name(shard.device), shard.data) for shard in sums.addressable_shards]
-
-
-def _merge(tables: Iterable[ReplicaPrints]) -> ReplicaPrints:
-    found: ReplicaPrints = {}
-    for table in tables:
-        for name, prints in table.items():
-            merged = found.setdefault(name, {})
-            for print_, devices in prints.items():
-                merged.setdefault(print_, []).extend(devices)
-    return found
