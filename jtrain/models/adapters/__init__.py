@@ -23,7 +23,7 @@ LIBRARIES = {
     "flax": "pass jt.models.from_linen(module, x[:1])",
     "haiku": "pass jt.models.from_haiku(transformed, x[:1])",
     "torch": "JAX cannot differentiate torch's parameters: write the model with flax.nnx, "
-    "and load its weights by jtrain.models.presets or from model.state_dict()",
+    "and load its weights from model.state_dict(), or by jt.models.params_from_timm",
     "keras": "Keras' layers hold their own weights: write the model with flax.nnx",
     "tensorflow": "JAX cannot differentiate TensorFlow's variables: write the model with flax.nnx",
 }
