@@ -15,8 +15,7 @@ from jtrain.losses import (
     segments_of,
     with_router,
 )
-from jtrain.models import NoExperts, Transformer, check_vocabulary
-from jtrain.models.depth import GPT2, imply_training
+from jtrain.models import NoExperts, Transformer, check_vocabulary, depth
 from jtrain.train import make_complete
 from jtrain.types import Batch, Extra, Key, LossValue, Metrics, Params, Placement
 
@@ -39,7 +38,7 @@ class Config(jt.RunConfig):
 
     def implied(self, given: Callable[[str], Any]) -> Mapping[str, Any]:
         """Return the steps, batch and rates that the size of the model implies."""
-        return imply_training(self, given, GPT2)
+        return depth.imply_training(self, given, depth.GPT2)
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Return the values that conflict."""

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import jtrain as jt
 from jtrain.data import Mixture, Shakespeare, Text, TinyShakespeare, Tokens, fingerprint
 from jtrain.losses import inputs_and_targets, next_token, segments_of
-from jtrain.models import Transformer
-from jtrain.models.depth import CHARACTERS, imply_training
+from jtrain.models import Transformer, depth
 from jtrain.train import make_complete
 from jtrain.types import Batch, Key, LossFn, Metrics, Params, Placement
 
@@ -41,7 +40,7 @@ class Config(jt.RunConfig):
 
     def implied(self, given: Callable[[str], Any]) -> Mapping[str, Any]:
         """Return the steps, batch and rates that the size of the model implies."""
-        return imply_training(self, given, CHARACTERS)
+        return depth.imply_training(self, given, depth.CHARACTERS)
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Return the values that conflict."""

@@ -7,6 +7,7 @@ from jtrain.io.lazy_names import lazy_names
 if TYPE_CHECKING:
     from jtrain.core.pytree import named_leaves as named_leaves
     from jtrain.models import attention as attention
+    from jtrain.models import depth as depth
     from jtrain.models.adapters import from_function as from_function
     from jtrain.models.adapters import mean_of_slices as mean_of_slices
     from jtrain.models.adapters.libraries import from_equinox as from_equinox
