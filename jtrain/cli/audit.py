@@ -39,10 +39,13 @@ def main(argv: Sequence[str]) -> int:
             log=print_error,
         )
     if is_first_process():
-        print(json.dumps(_plain(found)) if args.json else format_audit(found, args.run))
+        written = ""
         if args.certify is not None and found.passed:
             key = Path(args.certify) if args.certify else None
-            print_error(f"wrote {certify(RunDir(path.parent), key)}")
+            written = str(certify(RunDir(path.parent), key))
+            print_error(f"wrote {written}")
+        plain = {**dataclasses.asdict(found), "passed": found.passed, "written": written}
+        print(json.dumps(plain) if args.json else format_audit(found, args.run))
     return 0 if found.passed else DIFFERS
 
 
@@ -66,10 +69,6 @@ def _step(each: "AuditedStep") -> str:
     else:
         said = "the same bits" if each.same_bits else f"the same within {each.distance:.1e}"
     return f"step {each.step}, {since}: {said}"
-
-
-def _plain(found: "AuditResult") -> dict[str, object]:
-    return {**dataclasses.asdict(found), "passed": found.passed}
 
 
 def _arguments() -> Arguments:

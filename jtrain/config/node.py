@@ -129,8 +129,8 @@ def invalid_key_at(root: Node, keys: Keys, words: str) -> InvalidKey:
     return InvalidKey(nearest_node(root, keys).origin, dotted(keys), words)
 
 
-def raise_invalid(wrong: Iterable[InvalidKey]) -> None:
-    """Raise one ConfigError with each error once, if there are any."""
+def raise_invalid(wrong: Iterable[InvalidKey], why: Iterable[str] = ()) -> None:
+    """Raise one ConfigError with each error once, if there are any, and `why` below them."""
     lines = list(dict.fromkeys(map(str, sorted(wrong))))
     if lines:
-        raise ConfigError("\n".join(lines))
+        raise ConfigError("\n".join([*lines, *why]))

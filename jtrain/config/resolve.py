@@ -94,7 +94,8 @@ def resolve(
     notes += implied
     config, more = check(schema, root)
     known = {one.key for one in wrong}  # an unreadable value is not a second mistake
-    raise_invalid([*wrong, *(one for one in more if one.key not in known)])
+    off = [note for note in notes if note.partition(" ")[0] in schema.dials]  # by a typed preset
+    raise_invalid([*wrong, *(one for one in more if one.key not in known)], off)
     assert config is not None, "what has no mistake is a config"
     raise_invalid(_problem(root, key, words, path) for key, words in config.problems())
     if path != typed:

@@ -76,10 +76,11 @@ def _head(config: RunConfig, arrays: Mapping[str, Any], command: str, file: Path
     paragraphs = [
         f"{config.experiment}, as one file of jax, optax and numpy.",
         f"Written by jtrain {jtrain_version()}: {command}",
-        f"{beside}With jax {jax.__version__} on a CPU it takes the steps of that run, bit for bit.",
+        f"{beside}With jax {jax.__version__} on a CPU it takes the steps of that run, bit for bit: "
+        "functions with a custom_vjp save memory, and without it are the same up to rounding.",
         f"Left behind, and in jtrain: sharding beyond data parallel{layout}, resuming, the guard "
-        "against bad steps (a step that is not finite is skipped), fused kernels, evaluation, the "
-        f"log and samples.{start}",
+        "(but a step that is not finite is skipped), fused kernels, evaluation, the log and "
+        f"samples.{start}",
     ]
     text = "\n\n".join(textwrap.fill(each, 99, break_long_words=False) for each in paragraphs)
     return text.replace("\\", "\\\\").replace('"', "'") + "\n"
