@@ -50,7 +50,7 @@ TINY = {
     "policy_gradient": ["batch=8", "data.horizon=12", "model.widths=[8]"],
     "resnet18_fashion": ["batch=16", "model.preset=none", "model.blocks=[1]", "model.width=4"],
     "shakespeare": CHARACTERS,
-    "speedrun": CHARACTERS,
+    "speedrun": [*CHARACTERS, "model.heads=4"],
     "tiny_shakespeare": [*CHARACTERS, "data.kind=shakespeare"],  # which lies in the package
     "tiny_shakespeare_tuned": [*CHARACTERS, "data.kind=shakespeare"],
     "two_towers": ["batch=8", "steps_per_call=1", "model.widths=[8]", "model.outputs=4"],
