@@ -7,7 +7,7 @@ be read off the commands: `<!-- devices: 32 -->`, of all processes together, or
 
 What a page names is kept, and what makes it small goes before: `TINY` of the config, a rehearsal
 (`--fast`) in the place of a whole run, two steps where that is not enough. What takes minutes is
-slow, and so are four of five of the runs; what needs the TPU compiler is marked so.
+slow, and so are four of five of the runs; what needs the compiler of a TPU or GPU is marked so.
 """
 
 import dataclasses
@@ -157,8 +157,9 @@ def of(*verbs: str) -> pytest.MarkDecorator:
 
 
 def _compiles(command: Command) -> bool:
-    """Return whether the command needs the TPU compiler; a manifest does not."""
-    return "v5e" in command.line and command.verb != "launch"
+    """Return whether the command needs the compiler of a TPU or GPU; a manifest does not."""
+    absent = "v5e" in command.line or "h100" in command.line
+    return absent and command.verb != "launch"
 
 
 def test_every_line_is_run_or_its_block_says_why_not():
