@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
         if args.certify is not None and found.passed:
             key = Path(args.certify) if args.certify else None
             written = str(certify(RunDir(path.parent), key))
-            print_error(f"wrote {written}")
+            print_error(f"wrote {written}{' and its signature, .sig' if key else ''}")
         plain = {**dataclasses.asdict(found), "passed": found.passed, "written": written}
         print(json.dumps(plain) if args.json else format_audit(found, args.run))
     return 0 if found.passed else DIFFERS
@@ -51,10 +51,17 @@ def main(argv: Sequence[str]) -> int:
 
 def format_audit(found: "AuditResult", run: str) -> str:
     """Return the result as text."""
+    from jtrain.inspect.debug.audit import REACH
+
     lines = [_step(each) for each in found.steps]
     if found.certificate:
         lines.append(f"certificate: {found.certificate}")
     lines += [f"DIFFERS from the certificate: {fault}" for fault in found.faults]
+    if found.beyond:
+        lines.append(
+            f"{found.beyond} steps, more than {REACH} after a checkpoint, cannot be drawn; "
+            f"checkpoint.keep_every={REACH} retains a checkpoint for each"
+        )
     verdict = "holds" if found.passed else "DIFFERS"
     again = (
         f"the same steps again: jtrain audit {run} --steps {len(found.steps)} --seed {found.seed}"

@@ -54,6 +54,8 @@ class AuditResult:
     steps: Sequence[AuditedStep]
     tolerance: float
     seed: int
+    beyond: int
+    """Recorded steps that are more than `REACH` after a checkpoint: none of them is drawn."""
     certificate: str
     """What the certificate says; empty without one."""
     faults: Sequence[str]
@@ -92,13 +94,15 @@ def audit(
     if seed is None:
         join_run(config, path, trains=False)
         seed = int(broadcast_from_first(lambda: {"seed": secrets.randbits(32)})["seed"])
-    drawn = draw_steps(run_dir, steps, seed)
+    drawn, beyond = draw_steps(run_dir, steps, seed)
     found = [_audit_step(config, path, step, tolerance, log) for step in drawn]
-    return AuditResult(found, tolerance, seed, certificate, faults)
+    return AuditResult(found, tolerance, seed, beyond, certificate, faults)
 
 
-def draw_steps(run_dir: RunDir, count: int, seed: int) -> list[int]:
-    """Return recorded steps at random, in order; fewer if the run has fewer.
+def draw_steps(run_dir: RunDir, count: int, seed: int) -> tuple[list[int], int]:
+    """Return recorded steps at random, in order, and the number of those that cannot be drawn.
+
+    Steps are fewer than `count` if the run has fewer.
 
     Raises:
         ConfigError: if there is none.
@@ -111,7 +115,8 @@ def draw_steps(run_dir: RunDir, count: int, seed: int) -> list[int]:
             f"{run_dir.path} has no recorded step to compute again: {run_dir.steps} has none. "
             f"Train it first: {run_dir.resume_command}"
         )
-    return sorted(random.Random(seed).sample(sorted(near), min(count, len(near))))
+    drawn = sorted(random.Random(seed).sample(sorted(near), min(count, len(near))))
+    return drawn, len(recorded) - len(near)
 
 
 def _audit_step(

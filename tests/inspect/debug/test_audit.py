@@ -93,6 +93,15 @@ def test_a_run_holds_and_its_signature_is_good(run, capsys):
     assert 0 < max(each["distance"] for each in found["steps"]) < 1e-6
 
 
+def test_steps_that_cannot_be_drawn_are_counted(run, capsys, monkeypatch):
+    monkeypatch.setattr("jtrain.inspect.debug.audit.REACH", 3)  # of 4 steps between checkpoints
+    code, found = audited(capsys, "--steps", "12", "--seed", "1")
+    assert (code, found["beyond"]) == (0, 3)
+    assert [each["step"] for each in found["steps"]] == [1, 2, 3, 5, 6, 7, 9, 10, 11]
+    assert main(["audit", "quick", "--steps", "1"]) == 0
+    assert "3 steps, more than 3 after a checkpoint, cannot be drawn" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize(
     "layout",
