@@ -32,7 +32,9 @@ class Reference:
 
 
 CHARACTERS = Reference(layers=4, width=64, batch=768, lr=1e-2, weight_decay=0.1)
-"""Measured (docs/models.md#one-dial); the batch lies between the best at depths 3 and 4."""
+"""Measured on the plays of Shakespeare, in nats of validation. Depth 3: batches of 4, 8, 16, 32 and
+64 rows of 64 gave 1.724, 1.712, 1.730, 1.770, 1.876 at the best rate of each. Depth 4: 8 rows at
+0.007, 0.01 and 0.014 gave 1.535, 1.542, 1.559, 16 rows at 0.01 1.535. The batch lies between."""
 GPT2 = Reference(layers=12, width=768, batch=2**19, lr=6e-4, weight_decay=0.1)
 """nanoGPT's reproduction, https://github.com/karpathy/nanoGPT (config/train_gpt2.py)."""
 
