@@ -85,7 +85,7 @@ def train_to_end(
                 failed = Stop(ended.stop.why, "failed")
                 return trainer.finish(dataclasses.replace(ended, stop=failed))
             trainer.end_tracking("stopped")
-            with HEARTBEAT.during("save"):  # a save that failed is logged, and ends no rollback
+            with HEARTBEAT.during("save"):  # if it failed, roll back all the same
                 trainer.save_hook.wait(ended.step, ended.state)
             record_rollback(resume.batches, trainer.bad_steps, ended.stop)
         del state, ended  # frees memory for the next state
@@ -131,18 +131,19 @@ class Trainer:
         """Make the recorders and the hooks, each called in the order of its list.
 
         A call is one dispatch of the compiled step; it takes 1 to `steps_per_call` steps. Numbers
-        come some calls late, and no device waits for them: the recorders get those of all steps at
-        multiples of `record_every` and where a hook is due, before the hooks that are due.
+        come some calls late, and no device waits for them. At multiples of `record_every`, and
+        before hooks that are due, the recorders get the numbers of all steps since the last time.
 
         At a step whose state a hook takes, the loop waits for all calls, then calls recorders,
-        hooks of numbers and hooks of the state. A `Stop` for a state ends the loop at its step, one
-        for numbers at the call that was started last. (Several processes: `FinishedCalls._note`.)
-        All hooks are called even after a `Stop`: a NaN state is evaluated, too.
+        hooks of numbers and hooks of the state. A `Stop` by a hook of the state ends the loop at
+        that step; one by a hook of numbers or a recorder after the calls that have started.
+        (Several processes: `FinishedCalls._note`.) All hooks are called even after a `Stop`: a NaN
+        state is evaluated, too.
 
-        A signal is seen before the next call. In one process it also cuts this evaluation and those
-        after it; several processes finish them. `finish` saves the state; `_catch_up` evaluates on
-        resume. A process of the command line whose save exceeds checkpoint.grace exits at once
-        (`SignalGuard`).
+        A signal is seen before the next call. In one process a signal during an evaluation also
+        cuts that and the next; several processes finish them. `finish` saves the state; `_catch_up`
+        evaluates on resume. A process of the command line whose save exceeds checkpoint.grace exits
+        at once (`SignalGuard`).
         """
         attempt, config = self.attempt, self.attempt.config
         every, written = attempt.log_every, attempt.written_files
@@ -190,7 +191,7 @@ class Trainer:
             self.speed,
             self.step_record,
             self.bad_steps,  # judges at multiples of `record_every`, and whenever a state is saved
-            self.save_hook,  # prepares the first save, and checks whether the last one has failed
+            self.save_hook,  # takes the next state if the save before failed; raises at the third
         ]
         hooks = [
             # What takes numbers, at the steps that are logged; the progress at a pace of its own.
@@ -211,9 +212,9 @@ class Trainer:
             # Without a cadence they are called at the end alone: see `finish`.
             self.pictures if config.log.pictures else None,
             self.samples if config.sample.every else None,
-            # The save is last: a resume does not repeat what the others did at its step. In a
-            # directory it has bad_steps judge every step first, and writes nothing after one that
-            # stops or rolls back; a step that is skipped leaves a good state.
+            # The save is last: a resume does not repeat what the others did at its step. A save to
+            # a directory has bad_steps judge every step before, and writes nothing if one of them
+            # stops the run or rolls it back; after a step that was skipped the state is good.
             self.save_hook,
         ]
         self.recorders: list[Recorder] = [recorder for recorder in recorders if recorder]
