@@ -206,4 +206,4 @@ def test_a_price_gives_the_cost_of_the_run():
     run = {"steps": plan.steps, "seconds": plan.run_seconds, "dollars": plan.dollars}
     assert plan.plain()["run"] == run
     assert f"{plan.steps} steps of the run: " in format_plan(plan)
-    assert f", ${plan.dollars:.2g} at $4.5 an hour of a device" in format_plan(plan)
+    assert f", ${plan.dollars:.2g} at $4.5 per device-hour" in format_plan(plan)
