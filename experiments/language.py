@@ -34,7 +34,7 @@ class Config(jt.RunConfig):
     logits_chunk: int = Field(default=128, gt=0)
     """Positions of a row whose logits exist at once: more are faster on a GPU, and take memory."""
 
-    dials = ("model.depth", "model.aspect")
+    implied_by = ("model.depth", "model.aspect")
 
     def implied(self, given: Callable[[str], Any]) -> Mapping[str, Any]:
         """Return the steps, batch and rates that the size of the model implies."""

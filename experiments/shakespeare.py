@@ -36,7 +36,7 @@ class Config(jt.RunConfig):
     model: Transformer = Transformer()
     """The network; its vocabulary is the characters of the text."""
 
-    dials = ("model.depth", "model.aspect")
+    implied_by = ("model.depth", "model.aspect")
 
     def implied(self, given: Callable[[str], Any]) -> Mapping[str, Any]:
         """Return the steps, batch and rates that the size of the model implies."""

@@ -60,7 +60,7 @@ def format_audit(found: "AuditResult", run: str) -> str:
     if found.beyond:
         lines.append(
             f"{found.beyond} steps, more than {REACH} after a checkpoint, cannot be drawn; "
-            f"checkpoint.keep_every={REACH} retains a checkpoint for each"
+            f"with checkpoint.every={REACH} checkpoint.keep_every={REACH} all can"
         )
     verdict = "holds" if found.passed else "DIFFERS"
     again = (

@@ -94,7 +94,8 @@ def resolve(
     notes += implied
     config, more = check(schema, root)
     known = {one.key for one in wrong}  # an unreadable value is not a second mistake
-    off = [note for note in notes if note.partition(" ")[0] in schema.dials]  # by a typed preset
+    # Dials that a typed preset turned off: what they implied is missing.
+    off = [note for note in notes if note.partition(" ")[0] in schema.implied_by]
     raise_invalid([*wrong, *(one for one in more if one.key not in known)], off)
     assert config is not None, "what has no mistake is a config"
     raise_invalid(_problem(root, key, words, path) for key, words in config.problems())
@@ -252,7 +253,7 @@ def _left_out(key: str, node: Node, value: Plain, source: str) -> str:
 
 def _over_dials(schema: type[BaseConfig], root: Node) -> tuple[Node, list[str]]:
     """Merge the keys over what the dials of an experiment imply; those given before them go."""
-    dials = [find_node(root, key.split(".")) for key in schema.dials]
+    dials = [find_node(root, key.split(".")) for key in schema.implied_by]
     if not dials or dials[0] is None or not dials[0].value:
         return root, []
     layer = max(dial.origin.layer for dial in dials if dial)
@@ -261,7 +262,7 @@ def _over_dials(schema: type[BaseConfig], root: Node) -> tuple[Node, list[str]]:
     config, _ = check(schema, trial)
     if config is None:
         return trial, []  # its mistakes are reported, and nothing is missing
-    label, notes = f"{schema.dials[0].rpartition('.')[2]} {dials[0].value}", []
+    label, notes = f"{schema.implied_by[0].rpartition('.')[2]} {dials[0].value}", []
     for key, value in config.implied(given).items():
         if given(key):
             continue

@@ -151,8 +151,8 @@ class Stage:
 class BaseConfig:
     """Fields of every run, whatever it trains."""
 
-    dials: ClassVar[Sequence[str]] = ()
-    """Dotted keys that imply others, unless the first of them is 0: `model.depth`."""
+    implied_by: ClassVar[Sequence[str]] = ()
+    """Dotted keys, the dials, that imply others unless the first of them is 0: `model.depth`."""
     experiment: PlainName
     """What is trained: NAME of experiments/NAME.py in a directory above the config, or of an
     installed package's entry point in the group jtrain.experiments; or package.module:Config."""

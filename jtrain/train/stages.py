@@ -67,7 +67,7 @@ def stage_problems(config: BaseConfig, run: Collection[str]) -> Iterator[tuple[s
     known = [*dataclasses.replace(config, stages=()).problems()] if config.stages else []
     for number, stage in enumerate(config.stages):
         key = f"stages.{number}.set"
-        whole = {*run, *config.dials} - {"batch", "microbatches"}
+        whole = {*run, *config.implied_by} - {"batch", "microbatches"}
         fixed = [x for x in stage.set if x.split(".")[0] in whole or x in whole]
         if fixed:
             yield key, f"{fixed[0]} holds for all of a run; set batch or keys of the experiment"

@@ -191,7 +191,7 @@ class Trainer:
             self.speed,
             self.step_record,
             self.bad_steps,  # judges at multiples of `record_every`, and whenever a state is saved
-            self.save_hook,  # takes the next state if the save before failed; raises at the third
+            self.save_hook,  # prepares the first save; after one that failed the next state is due
         ]
         hooks = [
             # What takes numbers, at the steps that are logged; the progress at a pace of its own.
